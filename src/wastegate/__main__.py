@@ -1,0 +1,5 @@
+"""`python -m wastegate` is `wastegate`."""
+
+from wastegate.cli import main
+
+raise SystemExit(main())

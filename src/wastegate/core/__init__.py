@@ -1,0 +1,1 @@
+"""The pure core: values and policy. No socket, clock, random number or environment variable enters here."""

@@ -1,0 +1,53 @@
+"""What a client asked, reduced to what policy needs. The prompt itself never enters here."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+# Bytes of UTF-8 text a token stands for when no tokenizer is at hand: English prose under today's
+# byte-pair vocabularies. A count made with it is always marked "estimated".
+BYTES_PER_TOKEN = 4
+
+
+class Call(Struct, frozen=True, gc=False):
+    """One request as it arrived.
+
+    Times are seconds since the Unix epoch, on the gateway's own clock. ``prompt_tokens`` is an
+    estimate until an engine reports the real count.
+    """
+
+    id: str
+    """Ours, unique. The client's own id is kept in ``client_id`` and never trusted as unique."""
+    arrived: float
+    route: str
+    path: str
+    model: str
+    tenant: str = "default"
+    stream: bool = False
+    wants_usage: bool = False
+    """The client itself asked for the usage chunk of a stream; otherwise it is hidden again."""
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+    n: int = 1
+    deterministic: bool = False
+    """Temperature 0 (or a fixed seed): the same call gives the same answer on any replica."""
+    structured: bool = False
+    """Tools or guided decoding: its text so far cannot be handed to another replica."""
+    priority: int = 0
+    """Lower runs first, as in vLLM."""
+    tags: tuple[tuple[str, str], ...] = ()
+    client_id: str = ""
+    traceparent: str = ""
+
+
+def length_class(prompt_tokens: int, output_tokens: int) -> str:
+    """The cost label by size: "short", "medium" or "long".
+
+    "short" is the source article's lowest risk class (input under 256, output under 512 tokens).
+    """
+    if prompt_tokens < 256 and output_tokens < 512:
+        return "short"
+    if prompt_tokens < 2048 and output_tokens < 1024:
+        return "medium"
+    return "long"

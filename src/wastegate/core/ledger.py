@@ -1,0 +1,139 @@
+"""The facts that are kept: a call (Entry), its tries (Attempt), a replica's time (ReplicaSpan), and what
+attribution makes of them (Charge). Facts only: no price is multiplied here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+NANO = 1_000_000_000
+"""Nano-dollars in a dollar: money is stored as whole nano-dollars."""
+
+Outcome = Literal["finished", "failed", "refused", "hung_up", "lost"]
+"""How a call ended: answered in full, failed upstream or on a timer, never sent to a replica, left by
+its client, or in flight when the gateway itself died."""
+
+UsageSource = Literal["engine", "counted", "estimated", "none"]
+"""Where a token count comes from: the engine's usage, tokens counted in the stream as it passed, a
+guess from bytes, or nowhere."""
+
+Phase = Literal["loading", "warmup", "serving", "draining"]
+
+Basis = Literal["EXACT", "DEGRADED", "GATEWAY"]
+"""How sure a charge is: the engine's own complete records, records with a gap, or only what the gateway saw."""
+
+
+class Attempt(Struct, frozen=True, gc=False):
+    """One try of a call on one replica. Times in seconds since the epoch; None where it did not happen."""
+
+    number: int
+    """From 1. ``<entry>.<number>`` is the id that the replica is given."""
+    replica: str
+    claimed: float
+    """When the replica's slot was taken: load counts from here."""
+    ended: float
+    outcome: Outcome
+    sent: float | None = None
+    first_byte: float | None = None
+    first_token: float | None = None
+    status: int | None = None
+    """The replica's HTTP status."""
+    reason: str = ""
+    """Empty, or what went wrong: "connect", "timeout: first byte", "cut", "status 503", …"""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine says it found in its prefix cache; None where it does not say."""
+    output_tokens: int | None = None
+    usage: UsageSource = "none"
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """One call, closed exactly once."""
+
+    id: str
+    arrived: float
+    ended: float
+    route: str
+    path: str
+    model: str
+    tenant: str
+    length_class: str
+    stream: bool
+    outcome: Outcome
+    status: int
+    """The HTTP status that the client was sent; 499 where it had left before any."""
+    reason: str = ""
+    finish_reason: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    trail: tuple[str, ...] = ()
+    """Why each decision fell as it did, in order: one line a reason."""
+    tags: tuple[tuple[str, str], ...] = ()
+    client_id: str = ""
+    traceparent: str = ""
+
+
+class Admission(Struct, frozen=True, gc=False):
+    """What the journal knows of a call before its end: enough to close it as ``lost``."""
+
+    id: str
+    arrived: float
+    route: str
+    path: str
+    model: str
+    tenant: str
+    stream: bool
+    prompt_tokens: int
+    number: int = 0
+    """The attempt that was being sent; 0 while the call waits."""
+    replica: str = ""
+    claimed: float = 0.0
+    tags: tuple[tuple[str, str], ...] = ()
+
+
+class Work(Struct, frozen=True, gc=False):
+    """A replica's measured step time, taken apart: seconds for each unit of work.
+
+    One step costs about ``fixed + prefill × prompt tokens computed + decode × sequences decoding +
+    kv × tokens of KV held``. ``source`` says where the figures were measured.
+    """
+
+    prefill: float
+    decode: float
+    kv: float
+    fixed: float = 0.0
+    source: str = ""
+
+
+class ReplicaSpan(Struct, frozen=True, gc=False):
+    """A replica in one phase of its life. Its whole up time is the sum of its spans."""
+
+    replica: str
+    phase: Phase
+    start: float
+    end: float | None
+    """None while it lasts; the last time it was seen alive stands in ``seen``."""
+    price: int
+    """Nano-dollars an hour, for the whole replica."""
+    seen: float = 0.0
+    accelerator: str = ""
+    model: str = ""
+    engine: str = ""
+    probe_seconds: float = 0.0
+    """Time that health probes and warm-up calls kept the replica busy within this span."""
+    work: Work | None = None
+
+
+class Charge(Struct, frozen=True, gc=False):
+    """What one attempt cost, in nano-dollars: ``prefill + decode + kv`` is ``amount``."""
+
+    entry: str
+    attempt: int
+    replica: str
+    amount: int
+    prefill: int
+    decode: int
+    kv: int
+    basis: Basis
+    naive: int
+    """The source article's formula (rate × duration × memory share), which bills overlap twice."""

@@ -1,0 +1,1 @@
+"""The OpenAI wire format, pure: bytes in, values out. Nothing here opens a socket."""
