@@ -1,0 +1,85 @@
+"""What the lifecycle asks for (commands) and what it is told (events). Values only; a driver gives them life."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from wastegate.core.call import Call
+from wastegate.core.fleet import View
+from wastegate.core.ledger import Attempt, Entry
+from wastegate.core.plan import Plan, Refusal, Wait
+
+# ---- commands: what the lifecycle yields
+
+
+class Prepare(Struct, frozen=True, gc=False):
+    """Work on the call itself, before any decision. Answered by the Call, completed."""
+
+    call: Call
+
+
+class Look(Struct, frozen=True, gc=False):
+    """The fleet at this instant. Answered by a View."""
+
+    call: Call
+    tried: tuple[Attempt, ...]
+
+
+class Queue(Struct, frozen=True, gc=False):
+    """A place in the line. Answered by Woken."""
+
+    call: Call
+    wait: Wait
+
+
+class Claim(Struct, frozen=True, gc=False):
+    """The plan's slot, load and budget at once. Answered by Claimed."""
+
+    plan: Plan
+
+
+class Send(Struct, frozen=True, gc=False):
+    """The call to the plan's replica, the answer to the client as it comes. Answered by Reply."""
+
+    plan: Plan
+    claimed: float
+
+
+Command = Prepare | Look | Queue | Claim | Send
+
+# ---- events: what the lifecycle is sent
+
+
+class Woken(Struct, frozen=True, gc=False):
+    """The wait is over: it may look again, or the line was full, the time ran out, the client left."""
+
+    why: Literal["turn", "full", "deadline", "hung_up"]
+    at: float
+
+
+class Claimed(Struct, frozen=True, gc=False):
+    granted: bool
+    at: float
+
+
+class Reply(Struct, frozen=True, gc=False):
+    """How one attempt ended. Failures and hang-ups are values too: nothing is raised into the lifecycle."""
+
+    attempt: Attempt
+    started: bool = False
+    """Part of the answer has gone to the client: nothing can be retried any more."""
+    retry_after: float | None = None
+    """Seconds, where the replica asked for it."""
+    finish_reason: str = ""
+
+
+Event = Call | View | Woken | Claimed | Reply
+
+
+class Closed(Struct, frozen=True, gc=False):
+    """The end of a life: its one ledger entry, and the answer that the gateway itself must give, if any."""
+
+    entry: Entry
+    refusal: Refusal | None = None

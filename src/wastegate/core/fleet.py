@@ -1,0 +1,61 @@
+"""Replicas at one instant, as values. What changes them is ``core.world``; what reads them is policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+State = Literal["loading", "ready", "draining", "down"]
+BreakerState = Literal["closed", "open", "half_open"]
+
+
+class Replica(Struct, frozen=True, gc=False):
+    """One engine process that answers calls. ``price`` is nano-dollars an hour for the whole replica."""
+
+    name: str
+    url: str
+    models: tuple[str, ...] = ()
+    """The model names that it serves; empty while unknown: it is then a candidate for any."""
+    engine: str = ""
+    price: int = 0
+    accelerator: str = ""
+    cap: int | None = None
+    """Most calls in flight that the gateway gives it; None leaves that to the engine's own queue."""
+
+
+class ReplicaState(Struct, frozen=True, gc=False):
+    """A replica with what is known of it now."""
+
+    replica: Replica
+    state: State = "loading"
+    in_flight: int = 0
+    """Claims held, counted from the claim and not from the first byte. A probe never touches it."""
+    breaker: BreakerState = "closed"
+    resting_until: float = 0.0
+    """It asked to be left alone (Retry-After) until then."""
+
+    def open_to_calls(self, now: float) -> bool:
+        """Ready, not tripped, not resting, and below its cap."""
+        return (
+            self.state == "ready"
+            and self.breaker != "open"
+            and self.resting_until <= now
+            and (self.replica.cap is None or self.in_flight < self.replica.cap)
+        )
+
+
+class View(Struct, frozen=True, gc=False):
+    """What policy may know when it decides for one call: one instant, nothing mutable."""
+
+    now: float
+    replicas: tuple[ReplicaState, ...]
+    """Those that serve the call's model, whatever their state."""
+    draw: float
+    """A uniform draw from [0, 1): the only randomness that policy gets."""
+    ahead: int = 0
+    """Calls that wait in line before this one."""
+    retry_allowed: bool = True
+    """The retry budget has room."""
+    known_models: tuple[str, ...] = ()
+    """All model names that the fleet serves, for the error message when this call's is not among them."""

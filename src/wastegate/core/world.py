@@ -1,0 +1,161 @@
+"""What the gateway knows of its fleet: mutable, but no I/O and no clock. ``observe`` what happened, then ``view``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from wastegate.core.call import Call
+from wastegate.core.effects import Reply
+from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View
+from wastegate.core.plan import Plan
+
+
+class Breaker(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a replica that keeps failing is set aside."""
+
+    failures: int = 5
+    """Failures in a row that open it. A 4xx is the client's fault and counts neither way."""
+    rest: float = 10.0
+    """Seconds before one trial call is let through."""
+
+
+class RetryBudget(Struct, frozen=True, forbid_unknown_fields=True):
+    """How much retrying the whole gateway may do: a share of traffic, so that retries cannot storm."""
+
+    share: float = 0.1
+    reserve: float = 10.0
+    """Retries that are allowed at once, before any traffic has earned them."""
+
+
+class _Health:
+    """What a breaker remembers of one replica."""
+
+    __slots__ = ("failures", "opened_until", "trial")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.opened_until = 0.0
+        self.trial = False
+
+
+class World:
+    """The fleet's state. Every claim must be followed by exactly one ``released``."""
+
+    def __init__(self, breaker: Breaker, budget: RetryBudget) -> None:
+        self._breaker = breaker
+        self._budget = budget
+        self._states: dict[str, ReplicaState] = {}
+        self._health: dict[str, _Health] = {}
+        self._tokens = budget.reserve
+        self._models: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> tuple[ReplicaState, ...]:
+        return tuple(self._states.values())
+
+    def known(self, name: str) -> bool:
+        return name in self._states
+
+    def set_fleet(self, replicas: Iterable[Replica]) -> None:
+        """Replace the list of replicas; those that stay keep their state and their load."""
+        states: dict[str, ReplicaState] = {}
+        for replica in replicas:
+            old = self._states.get(replica.name)
+            models = replica.models or (old.replica.models if old else ())
+            described = replace(replica, models=models)
+            states[replica.name] = replace(old, replica=described) if old else ReplicaState(described)
+        self._states = states
+        self._health = {name: self._health.get(name, _Health()) for name in states}
+        self._list_models()
+
+    def set_state(self, name: str, state: State) -> None:
+        """A probe's or supervisor's word. It never touches load. A replica that comes up anew starts trusted."""
+        old = self._states.get(name)
+        if old is None or old.state == state:
+            return
+        if state == "ready":
+            self._health[name] = _Health()
+        self._states[name] = replace(old, state=state, resting_until=0.0)
+
+    def set_models(self, name: str, models: tuple[str, ...], engine: str = "") -> None:
+        """What the replica says that it serves."""
+        old = self._states.get(name)
+        if old is None:
+            return
+        replica = replace(old.replica, models=models, engine=engine or old.replica.engine)
+        self._states[name] = replace(old, replica=replica)
+        self._list_models()
+
+    def _list_models(self) -> None:
+        self._models = tuple(dict.fromkeys(m for s in self._states.values() for m in s.replica.models))
+
+    def view(self, call: Call, now: float, draw: float, ahead: int = 0) -> View:
+        """One instant, for one call: the replicas that serve its model, and the draw that policy may use."""
+        model = call.model
+        replicas = tuple(
+            self._seen(state, now)
+            for state in self._states.values()
+            if not state.replica.models or model in state.replica.models
+        )
+        return View(now, replicas, draw, ahead, self._tokens >= 1, self._models)
+
+    def _seen(self, state: ReplicaState, now: float) -> ReplicaState:
+        breaker = self._breaker_state(self._health[state.replica.name], now)
+        return state if breaker == state.breaker else replace(state, breaker=breaker)
+
+    def _breaker_state(self, health: _Health, now: float) -> BreakerState:
+        if health.failures < self._breaker.failures:
+            return "closed"
+        return "open" if health.trial or now < health.opened_until else "half_open"
+
+    def claim(self, plan: Plan, now: float) -> bool:
+        """Take the plan's slot. False where it is gone: at its cap, left the fleet, or its one trial is taken."""
+        state = self._states.get(plan.replica.name) if plan.replica is not None else None
+        if state is None:
+            return False
+        seen = self._seen(state, now)
+        if not seen.open_to_calls(now):
+            return False
+        health = self._health[state.replica.name]
+        health.trial = seen.breaker == "half_open"
+        self._states[state.replica.name] = replace(state, in_flight=state.in_flight + 1)
+        if plan.number == 1:
+            self._tokens = min(self._budget.reserve, self._tokens + self._budget.share)
+        else:
+            self._tokens = max(0.0, self._tokens - 1)
+        return True
+
+    def released(self, reply: Reply, now: float) -> None:
+        """An attempt has ended: give back its slot and remember how the replica did."""
+        attempt = reply.attempt
+        state = self._states.get(attempt.replica)
+        if state is None:
+            return  # it left the fleet meanwhile, and its load with it
+        resting = state.resting_until
+        if reply.retry_after is not None and attempt.status in (429, 503):
+            resting = max(resting, now + min(reply.retry_after, 60.0))
+        self._states[attempt.replica] = replace(state, in_flight=max(0, state.in_flight - 1), resting_until=resting)
+        self._judge(self._health[attempt.replica], reply, now)
+
+    def _judge(self, health: _Health, reply: Reply, now: float) -> None:
+        attempt = reply.attempt
+        health.trial = False
+        if attempt.outcome == "finished" and attempt.status is not None and attempt.status < 400:
+            health.failures = 0
+        elif attempt.outcome == "failed" and _replicas_fault(reply):
+            health.failures += 1
+            if health.failures >= self._breaker.failures:
+                health.opened_until = now + self._breaker.rest
+
+
+def _replicas_fault(reply: Reply) -> bool:
+    """A 4xx is the client's fault, and "come back later" is load, not illness: both are neutral."""
+    status = reply.attempt.status
+    if status is None:
+        return True
+    if 400 <= status < 500:
+        return False
+    return not (status == 503 and reply.retry_after is not None)
