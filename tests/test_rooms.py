@@ -32,10 +32,14 @@ def test_the_pure_contract_covers_every_pure_room_that_exists(graph: ImportGraph
     assert not missing, f"add {sorted(missing)} to source_modules of {PURE['name']!r} in pyproject.toml"
 
 
-def test_the_table_in_the_docs_says_the_same() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", (ROOT / "docs/structure.md").read_text(), flags=re.M)
-    written = {room: frozenset(re.findall(r"`([\w*]+)`", allowed)) for room, allowed in rows if room in TABLE}
+def test_the_table_in_the_docs_says_the_same(graph: ImportGraph) -> None:
+    text = (ROOT / "docs/structure.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", text, flags=re.M)
+    written = {room: frozenset(re.findall(r"`([\w*]+)`", allowed)) for room, allowed, _ in rows if room in TABLE}
     assert written == {room: allowed for room, allowed in TABLE.items() if room != "__main__"}
+    unbuilt = {room for room, _, holds in rows if holds.startswith("Not built yet.")}
+    built = {room for room in written if f"wastegate.{room}" in graph.modules}
+    assert unbuilt == written.keys() - built, "a row of docs/structure.md is wrong about what exists"
 
 
 def made_up(*imports: tuple[str, str]) -> ImportGraph:
