@@ -62,7 +62,7 @@ class Entry(Struct, frozen=True, gc=False):
     stream: bool
     outcome: Outcome
     status: int
-    """The HTTP status that the client was sent; 499 where it had left before any."""
+    """The HTTP status that the client was sent; 499 where it had left before any, 0 where nobody can know (lost)."""
     reason: str = ""
     finish_reason: str = ""
     attempts: tuple[Attempt, ...] = ()
@@ -113,8 +113,8 @@ class ReplicaSpan(Struct, frozen=True, gc=False):
     start: float
     end: float | None
     """None while it lasts; the last time it was seen alive stands in ``seen``."""
-    price: int
-    """Nano-dollars an hour, for the whole replica."""
+    price: int | None
+    """Nano-dollars an hour, for the whole replica; None where nobody has said: its work stays unpriced."""
     seen: float = 0.0
     accelerator: str = ""
     model: str = ""
@@ -122,6 +122,8 @@ class ReplicaSpan(Struct, frozen=True, gc=False):
     probe_seconds: float = 0.0
     """Time that health probes and warm-up calls kept the replica busy within this span."""
     work: Work | None = None
+    kv_capacity: int | None = None
+    """Tokens of KV cache that the replica can hold; None where the engine does not say."""
 
 
 class Charge(Struct, frozen=True, gc=False):

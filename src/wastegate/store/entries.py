@@ -1,0 +1,145 @@
+"""The ledger: every call that ended and every replica's spans, in SQLite. Facts only; what they cost is worked out
+by whoever reads them. One thread at a time; another process may read meanwhile."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from wastegate.core.facts import Facts
+from wastegate.core.ledger import Entry, ReplicaSpan
+from wastegate.store import rows
+from wastegate.store.columns import read_facts
+from wastegate.store.schema import LedgerError, migrate
+
+BUSY_SECONDS = 10.0
+_span = msgspec.json.Decoder(ReplicaSpan)
+
+
+class Ledger:
+    """An open ledger file.
+
+    Raises LedgerError if the file cannot be used, SchemaTooNew if a newer wastegate wrote it, and
+    FileNotFoundError where ``create`` is False and there is none.
+    """
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.path = path
+        if not create and not path.is_file():
+            raise FileNotFoundError(f"there is no ledger at {path}")
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # FULL: a journal segment is deleted once its entries are here, so here must mean on the disk.
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA journal_size_limit = 67108864")
+            self._db.execute("PRAGMA mmap_size = 0")
+            migrate(self._db, str(path))
+        except sqlite3.DatabaseError as error:
+            raise LedgerError(f"cannot open the ledger {path}: {error}") from error
+        self._labels: dict[str, int] = {}
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def add(self, entries: Sequence[Entry]) -> int:
+        """Store those that are not here yet, all or none of them; how many were new. Raises LedgerError."""
+        fresh = {entry.id: entry for entry in reversed(entries)}  # of two with one id the first counts
+        try:
+            with _Transaction(self._db, self.path):
+                for known in rows.present(self._db, list(fresh)):
+                    del fresh[known]
+                rows.insert(self._db, self._labels, list(reversed(fresh.values())))
+        except BaseException:
+            self._labels.clear()  # what was rolled back may get another number next time
+            raise
+        return len(fresh)
+
+    def save_spans(self, spans: Sequence[ReplicaSpan]) -> None:
+        """Store spans, each over its last version: replica, phase and start say which it is. Raises LedgerError."""
+        values = [(s.replica, s.phase, s.start, msgspec.json.encode(s).decode()) for s in spans]
+        with _Transaction(self._db, self.path):
+            self._db.executemany("INSERT OR REPLACE INTO span VALUES (?, ?, ?, ?)", values)
+
+    def spans(self) -> tuple[ReplicaSpan, ...]:
+        """All spans, by replica and start."""
+        bodies = self._db.execute("SELECT body FROM span ORDER BY replica, start, phase")
+        return tuple(_span.decode(body) for (body,) in bodies)
+
+    def count(self) -> int:
+        """How many calls are stored."""
+        (count,) = self._db.execute("SELECT count(*) FROM entry").fetchone()
+        return int(count)
+
+    def facts(self, start: float, end: float) -> Facts:
+        """What touches the window [start, end), in epoch seconds; infinite for no bound."""
+        with _Transaction(self._db, self.path, "DEFERRED"):  # one instant, though a gateway writes meanwhile
+            return read_facts(self._db, start, end, self.spans())
+
+    def names(self, labels: Iterable[int]) -> dict[int, str]:
+        """The texts of labels, such as those of ``Facts.tags``."""
+        return rows.texts(self._db, sorted({int(label) for label in labels}))
+
+    def entry(self, prefix: str) -> Entry:
+        """The call whose id is, or alone begins with, ``prefix``. Raises KeyError with a sentence for the reader."""
+        found = self._db.execute(
+            "SELECT seq, id FROM entry_text WHERE id >= ? AND id < ? ORDER BY id LIMIT 6",
+            (prefix, prefix + "\U0010ffff"),
+        ).fetchall()
+        exact = [row for row in found if row[1] == prefix] or found
+        if not exact or not prefix:
+            raise KeyError(f"no call in {self.path} has an id that begins with {prefix!r}")
+        if len(exact) > 1:
+            some = ", ".join(name for _, name in exact[:5])
+            raise KeyError(f"several calls have an id that begins with {prefix!r}: {some}{' …' * (len(exact) > 5)}")
+        return rows.read(self._db, [exact[0][0]])[0]
+
+    def during(self, start: float, end: float) -> list[Entry]:
+        """Whole entries that touch [start, end), for short windows: a call and its surroundings."""
+        found = self._db.execute(
+            "SELECT seq FROM entry WHERE last > ? AND arrived < ? ORDER BY seq", (start, end)
+        ).fetchall()
+        return rows.read(self._db, [seq for (seq,) in found])
+
+
+class _Transaction:
+    """All or nothing; SQLite's errors become LedgerError with the file's name."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, kind: str = "IMMEDIATE") -> None:
+        self._db, self._path, self._kind = connection, path, kind
+
+    def __enter__(self) -> None:
+        try:
+            self._db.execute(f"BEGIN {self._kind}")
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger {self._path} cannot be used now: {error}") from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        failure = error
+        if failure is None:
+            try:
+                self._db.execute("COMMIT")
+            except sqlite3.Error as refused:
+                failure = refused
+        if failure is not None and self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        if isinstance(failure, sqlite3.Error):
+            raise LedgerError(f"the ledger {self._path} failed: {failure}") from failure
