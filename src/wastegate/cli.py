@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wastegate import __version__
+
+if TYPE_CHECKING:
+    from wastegate.local.models import Library
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -33,8 +40,241 @@ def _parser() -> argparse.ArgumentParser:
         prog="wastegate", description="What every LLM request costs, and what cuts it.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"wastegate {__version__}")
-    parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _engine_parser(commands)
+    _models_parser(commands)
+    _replay_parser(commands)
     return parser
+
+
+Commands = argparse._SubParsersAction
+
+
+def _engine_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "engine",
+        help="serve a model on this machine's CPU",
+        description="Serve a model on this machine's CPU, with OpenAI's routes. Fetches the model first where it is a "
+        "known one that is not here yet. Prints 'ready URL' once it serves; ends on Ctrl-C or SIGTERM, after the calls "
+        "that run.",
+        epilog="examples:\n"
+        "  wastegate engine                                   the small model that wastegate knows, on port 8001\n"
+        "  wastegate engine --model ./llama.gguf --cap 8      a file of yours, at most eight sequences at once\n"
+        "  wastegate engine --cores 0 --port 8001             one of two replicas, each on a core of its own\n"
+        "\nwhile it runs:\n"
+        "  curl localhost:8001/admin/limits                                    what may run and wait\n"
+        "  curl -X PUT localhost:8001/admin/limits -d '{\"cap\": 16}'            change it\n"
+        "  curl localhost:8001/admin/work                                      what its steps cost, measured\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2-135m-instruct", help="a name from `wastegate models list`, a .gguf file, or "
+        "hf:owner/repo/file.gguf (default: %(default)s)")  # fmt: skip
+    add("--name", default="", help="what the model is called over HTTP (default: its name here)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8001, help="port to listen on; 0 takes a free one (default: %(default)s)")
+    add(
+        "--cap", type=int, default=32, help="sequences that run at once; an answer of n counts n (default: %(default)s)"
+    )
+    add(
+        "--queue", type=int, default=256, help="sequences that may wait; beyond it calls get 503 (default: %(default)s)"
+    )
+    add("--cores", default="", help="cores to run on, as in 0,2-3 (default: all); give replicas side by side cores of "
+        "their own, or they halve each other")  # fmt: skip
+    add("--threads", type=int, default=0, help="threads that compute (default: one for each core)")
+    add("--context", type=int, default=0, help="prompt and answer together, in tokens (default: the model's own)")
+    add("--kv-gb", type=float, default=1.0, help="size of the KV cache in GiB (default: %(default)s)")
+    add("--kv-precision", choices=("u8", "f16", "bf16", "f32"), default="u8", help="of KV (default: %(default)s)")
+    add("--hint", choices=("throughput", "latency", "none"), default="throughput",
+        help="what the runtime is tuned for (default: %(default)s)")  # fmt: skip
+    add("--step-tokens", type=int, default=256, help="tokens in one step at most: a longer prompt is computed in "
+        "parts (default: %(default)s)")  # fmt: skip
+    add("--no-prefix-caching", action="store_true", help="compute every prompt from its first token")
+    add("--drain", type=float, default=30.0, help="seconds that running calls get at the end (default: %(default)s)")
+    add("--admin-token", default="", help="lets /admin be used from other machines, with 'Authorization: Bearer TOKEN'")
+    add("--die-with-parent", action="store_true", help="end when the process that started this one ends (Linux)")
+    parser.set_defaults(run=_engine)
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from wastegate.local.gguf import GgufError
+    from wastegate.local.lifeline import die_with_parent
+    from wastegate.local.models import ModelError, called
+    from wastegate.local.server import serve
+    from wastegate.local.settings import EngineOptions, SettingError, configure, parse_cores
+
+    if arguments.die_with_parent:
+        die_with_parent()
+    try:
+        model = _fetch(arguments.model)
+        options = EngineOptions(
+            name=arguments.name or called(arguments.model),
+            host=arguments.host, port=arguments.port, cap=arguments.cap, queue=arguments.queue,
+            cores=parse_cores(arguments.cores), threads=arguments.threads, context=arguments.context,
+            kv_gb=arguments.kv_gb, kv_precision=arguments.kv_precision, hint=arguments.hint,
+            prefix_caching=not arguments.no_prefix_caching, batched_tokens=arguments.step_tokens,
+            drain=arguments.drain, admin_token=arguments.admin_token,
+        )  # fmt: skip
+        config = configure(options, model)
+    except (ModelError, SettingError, GgufError, ValueError, OSError) as error:
+        print(f"wastegate engine: {error}", file=sys.stderr)
+        return 2
+    return serve(config)
+
+
+def _models_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "models",
+        help="list, fetch or remove the models of the local engine",
+        description="The models of the local engine. They lie in the user's cache folder; WASTEGATE_CACHE moves it.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="what is known and what is here", allow_abbrev=False)
+    listing.add_argument("--json", action="store_true", help="as JSON, sizes in bytes")
+    listing.set_defaults(run=_models_list)
+    for name, what, run in (("pull", "fetch", _models_pull), ("rm", "remove", _models_rm)):
+        action = actions.add_parser(name, help=f"{what} a model", allow_abbrev=False)
+        action.add_argument("model", help="a name from the list, or hf:owner/repo/file.gguf")
+        action.set_defaults(run=run)
+
+
+def _library() -> Library:
+    from wastegate import site
+    from wastegate.local.download import Network
+    from wastegate.local.models import HUB, Library
+
+    return Library(site.cache_dir(), network=Network(certificates=site.certificates()), hub=site.model_hub() or HUB)
+
+
+def _fetch(name: str) -> Path:
+    """A model's file; where it must be fetched, with a progress bar on stderr."""
+    library = _library()
+    if (found := library.find(name)) is not None:
+        return found
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"fetching {name}", total=None)
+        return library.pull(name, lambda have, total: bar.update(task, completed=have, total=total or None))
+
+
+def _models_list(arguments: argparse.Namespace) -> int:
+    rows = _library().list()
+    if arguments.json:
+        import msgspec
+
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return 0
+    for row in rows:
+        print(f"{row.name:<32} {row.size / 1e6:8.1f} MB  {row.path or 'not fetched'}  {row.title}")
+    return 0
+
+
+def _models_pull(arguments: argparse.Namespace) -> int:
+    from wastegate.local.models import ModelError
+
+    try:
+        print(_fetch(arguments.model))
+    except ModelError as error:
+        print(f"wastegate models pull: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _models_rm(arguments: argparse.Namespace) -> int:
+    from wastegate.local.models import ModelError
+
+    try:
+        freed = _library().remove(arguments.model)
+    except ModelError as error:
+        print(f"wastegate models rm: {error}", file=sys.stderr)
+        return 2
+    print(f"removed {arguments.model}: {freed / 1e6:.1f} MB")
+    return 0
+
+
+def _replay_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "replay",
+        help="send a trace's traffic at its own times, and measure it",
+        description="Send the requests of a trace open-loop: each at its own time, whatever became of those before. "
+        "Latency counts from the intended time. A run that sent under 95 % of the offered rate is marked invalid.",
+        epilog="exit codes: 0 valid, 1 not valid, 2 bad usage or input, 130 interrupted (the report is printed)\n"
+        "\nexamples:\n"
+        "  wastegate replay traffic.jsonl --url http://127.0.0.1:8080\n"
+        "  wastegate replay azure.csv --url http://127.0.0.1:8080 --limit 500 --rate 2 --token-scale 1/8\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("trace", type=Path, help="Azure CSV, Mooncake JSONL, JSONL with messages, or an export")
+    parser.add_argument("--url", required=True, help="the server, such as http://127.0.0.1:8080")
+    parser.add_argument("--format", choices=("azure", "mooncake", "messages", "export"), help="default: by content")
+    parser.add_argument("--model", default="", help="default: the only one that the server lists")
+    pace = parser.add_argument_group("pace")
+    pace.add_argument("--speed", type=float, help="2 sends in half the trace's time")
+    pace.add_argument("--rate", type=float, help="stretch to this mean rate, requests per second")
+    pace.add_argument("--limit", type=int, help="only the first N rows")
+    pace.add_argument("--duration", type=float, help="only the first seconds of the run")
+    pace.add_argument("--seed", type=int, default=0, help="another seed makes other prompts (default 0)")
+    pace.add_argument("--token-scale", type=Fraction, default=Fraction(1), help="such as 1/16: shrink all lengths")
+    load = parser.add_argument_group("requests")
+    load.add_argument("--endpoint", choices=("auto", "chat", "completions"), default="auto", help="for made prompts")
+    load.add_argument("--on-misfit", choices=("clip", "skip"), default="clip", help="rows beyond the model's context")
+    load.add_argument(
+        "--ignore-eos", choices=("auto", "always", "never"), default="auto", help="auto: for lengths only"
+    )
+    load.add_argument("--temperature", type=float, help="default: the row's, or the server's")
+    load.add_argument("--no-stream", action="store_true", help="ask for whole answers")
+    load.add_argument("--max-inflight", type=int, default=512, help="safety bound (default 512)")
+    load.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take (default 600)")
+    load.add_argument("--drain", type=float, default=10.0, help="seconds to wait for answers after Ctrl-C (default 10)")
+    load.add_argument("--fresh-connections", action="store_true", help="a new connection for each request")
+    load.add_argument("--api-key", default="", help="sent as a bearer token")
+    load.add_argument("--api-key-env", metavar="NAME", help="the same, from an environment variable")
+    load.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="may be repeated")
+    load.add_argument("--tenant", default="", help="for rows that name none")
+    load.add_argument("--tenant-header", default="x-wastegate-tenant", metavar="NAME", help="empty: send none")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print the report as JSON")
+    output.add_argument("--save", type=Path, metavar="FILE", help="write one JSON line a row")
+    output.add_argument("--no-progress", action="store_true")
+    parser.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    import msgspec
+    import uvloop
+    from rich.console import Console
+
+    from wastegate.load.display import table
+    from wastegate.load.replay import Replay
+    from wastegate.load.session import config_from, exit_code, save, watched
+    from wastegate.load.target import TargetError
+
+    try:
+        replay = Replay(config_from(arguments, os.environ))
+        console = None if arguments.no_progress else Console(stderr=True)
+        done = uvloop.run(watched(replay, console))
+        if arguments.save is not None:
+            save(done.results, arguments.save)
+    except (ValueError, TargetError, OSError) as error:
+        print(f"wastegate replay: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(done.report)).decode())
+    else:
+        Console().print(table(done.report))
+    return exit_code(done.report)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,257 @@
+"""The step loop as the HTTP process sees it: starts it, passes calls to it and its reports to their calls, and
+starts it anew with back-off when it ends. No HTTP, no model code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from wastegate.core.admission import Limits
+from wastegate.local.messages import (
+    Cancel,
+    Failed,
+    Frames,
+    LoopConfig,
+    Piece,
+    Ready,
+    Refused,
+    Request,
+    Resize,
+    Sampling,
+    Start,
+    Step,
+    decode_report,
+    frame,
+)
+from wastegate.local.metrics import Metrics
+
+State = Literal["loading", "ready", "restarting", "stopped"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds between a loop's end and its next start: doubled each time, and back to the first once it served."""
+
+
+class Call:
+    """One call's mailbox: what the loop said of it, in order. Bounded by the call's own max_tokens × n."""
+
+    def __init__(self, number: int, arrived: float, n: int) -> None:
+        self.number = number
+        self.left = n
+        """Answers that have not ended."""
+        self.arrived = arrived
+        self.last: dict[int, float] = {}
+        """When each of its answers last got a token, on the clock of ``time.perf_counter``."""
+        self.open = True
+        """The loop may still hold it."""
+        self.queued: float | None = None
+        """Seconds that it waited in line, once it runs."""
+        self._news: deque[Piece | Refused] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    def put(self, news: Piece | Refused) -> None:
+        self._news.append(news)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def news(self) -> list[Piece | Refused]:
+        """Everything that has come since; waits for at least one."""
+        while not self._news:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        taken = list(self._news)
+        self._news.clear()
+        return taken
+
+
+class Child:
+    """Owns the loop's process. Its reports feed the metrics."""
+
+    def __init__(self, config: LoopConfig, metrics: Metrics) -> None:
+        self.state: State = "loading"
+        self.ready: Ready | None = None
+        self.restarts = 0
+        self.limits = config.limits
+        self.changed = asyncio.Event()
+        """Set at each change of ``state``; whoever waits clears it."""
+        self._config = config
+        self._metrics = metrics
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count(1)
+        self._transport: asyncio.WriteTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._error = ""
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._calls)
+
+    def submit(self, prompt: bytes, sampling: Sampling, n: int, priority: int, arrived: float) -> Call:
+        """Hand a call to the loop. Its first news may be a refusal."""
+        call = Call(next(self._numbers), arrived, n)
+        if self.state != "ready":
+            call.open = False
+            call.put(Refused(call.number, 503, f"the engine is {self.state}; try again shortly"))
+        elif len(self._calls) >= self.limits.cap + self.limits.queue:
+            # So many are unfinished that the loop's line cannot have room: no need to wait for its word.
+            call.open = False
+            call.put(
+                Refused(
+                    call.number, 503,
+                    f"the engine is full: {len(self._calls)} calls are in it, of {self.limits.cap} that run and "
+                    f"{self.limits.queue} that may wait; try again shortly",
+                )
+            )  # fmt: skip
+        else:
+            self._calls[call.number] = call
+            self._say(Start(call.number, prompt, sampling, n, priority))
+        return call
+
+    def drop(self, call: Call) -> None:
+        """The call is over here; if the loop still holds it, it stops at its next step."""
+        if call.open and self._calls.pop(call.number, None) is not None:
+            self._say(Cancel(call.number))
+        call.open = False
+
+    def resize(self, limits: Limits) -> None:
+        self.limits = limits
+        self._say(Resize(limits))
+
+    async def run(self) -> None:
+        """Keep a loop alive until :meth:`stop`."""
+        pause = FIRST_PAUSE
+        while True:
+            served = await self._life()
+            pause = FIRST_PAUSE if served else min(pause * 2, LONGEST_PAUSE)
+            if self._stopping:
+                return
+            self._enter("restarting")
+            self.restarts += 1
+            await asyncio.sleep(pause)
+
+    async def stop(self) -> None:
+        """End the loop and its process; calls that are left fail."""
+        self._enter("stopped")
+        self._stopping = True
+        if self._transport is not None:
+            self._transport.close()
+        process = self._process
+        if process is not None and process.returncode is None:
+            try:
+                await asyncio.wait_for(process.wait(), 5)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+    async def _life(self) -> bool:
+        """One process, from start to end. True if it came to serve."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "wastegate.local.loop", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        gone = asyncio.get_running_loop().create_future()
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Wire(self._hear, gone), sock=ours)
+        self._transport = transport
+        config = self._config
+        transport.write(frame(config))
+        await gone
+        self._transport = None
+        transport.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # its socket is closed: nothing that it still does can be heard
+        code = await process.wait()
+        served = self.ready is not None
+        self.ready = None
+        self._fail_all(code)
+        return served
+
+    def _ended(self, call: Call) -> None:
+        call.left -= 1
+        if not call.left:
+            call.open = False
+            del self._calls[call.number]
+
+    def _time(self, call: Call, piece: Piece, now: float) -> None:
+        last = call.last.get(piece.index)
+        if last is not None:
+            self._metrics.between.add(now - last)
+        elif not call.last:
+            self._metrics.first.add(now - call.arrived)
+        call.last[piece.index] = now
+
+    def _fail_all(self, code: int) -> None:
+        why = self._error or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        self._error = ""
+        for call in self._calls.values():
+            call.open = False
+            call.put(
+                Refused(call.number, 503, f"the engine's step loop ended ({why}) while this call was in it; "
+                        "it is being restarted", fresh=False)
+            )  # fmt: skip
+        self._calls.clear()
+        self._metrics.lost()
+
+    def _say(self, request: Request) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(request))
+
+    def _enter(self, state: State) -> None:
+        if not self._stopping:
+            self.state = state
+        self.changed.set()
+
+    def _hear(self, body: bytes) -> None:
+        report = decode_report(body)
+        if isinstance(report, Step):
+            for number, waited, _ in report.admitted:
+                if (call := self._calls.get(number)) is not None:
+                    call.queued = waited
+            now = time.perf_counter()
+            for piece in report.pieces:
+                if (call := self._calls.get(piece.call)) is not None:
+                    self._time(call, piece, now)
+                    if piece.finish:
+                        self._ended(call)
+                    call.put(piece)
+        elif isinstance(report, Refused):
+            refused = self._calls.pop(report.call, None)
+            if refused is not None:
+                refused.open = False
+                refused.put(report)
+        elif isinstance(report, Ready):
+            self.ready = report
+            self._enter("ready")
+            self._say(Resize(self.limits))
+        elif isinstance(report, Failed):
+            self._error = report.message
+        self._metrics.report(report)
+
+
+class _Wire(asyncio.Protocol):
+    """The socket to the loop: frames in, end noticed."""
+
+    def __init__(self, hear: Callable[[bytes], None], gone: asyncio.Future[None]) -> None:
+        self._hear = hear
+        self._gone = gone
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._hear(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
