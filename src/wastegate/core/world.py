@@ -56,8 +56,9 @@ class World:
     def states(self) -> tuple[ReplicaState, ...]:
         return tuple(self._states.values())
 
-    def known(self, name: str) -> bool:
-        return name in self._states
+    def seen(self, now: float) -> tuple[ReplicaState, ...]:
+        """All replicas, with their breakers as they stand at ``now``."""
+        return tuple(self._seen(state, now) for state in self._states.values())
 
     def set_fleet(self, replicas: Iterable[Replica]) -> None:
         """Replace the list of replicas; those that stay keep their state and their load."""

@@ -12,7 +12,7 @@ from wastegate.openai.sse import Usage, read_usage
 _WANT_USAGE = b'"stream_options":{"include_usage":true},'
 
 
-class BadRequest(ValueError):
+class RequestError(ValueError):
     """The body cannot be served as it is. The text says what and where; ``param`` names the member."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -53,17 +53,17 @@ _decode = msgspec.json.Decoder(Request).decode
 
 
 def read_request(body: bytes) -> Request:
-    """Raises BadRequest with the member and the position that do not fit."""
+    """Raises RequestError with the member and the position that do not fit."""
     try:
         request = _decode(body)
     except msgspec.ValidationError as error:
         message = str(error)
         param = message.partition("$.")[2].rstrip("`") or None
-        raise BadRequest(f"the request body does not fit: {message}", param) from None
+        raise RequestError(f"the request body does not fit: {message}", param) from None
     except msgspec.DecodeError as error:
-        raise BadRequest(f"the request body is not JSON: {error}") from None
+        raise RequestError(f"the request body is not JSON: {error}") from None
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the request body is not UTF-8: byte {error.start}") from None
+        raise RequestError(f"the request body is not UTF-8: byte {error.start}") from None
     return request
 
 

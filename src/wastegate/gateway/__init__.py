@@ -1,0 +1,1 @@
+"""The asyncio shell: sockets, timers, processes. Every decision is asked of ``wastegate.core``; none is made here."""

@@ -1,0 +1,186 @@
+"""What all flights of one gateway process share: the fleet, the line, the connections, the journal, the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wastegate.core.admission import Line
+from wastegate.core.call import Call
+from wastegate.core.effects import Reply
+from wastegate.core.fleet import Replica, View
+from wastegate.core.ledger import Admission, Entry
+from wastegate.core.lifecycle import Lever
+from wastegate.core.plan import Plan, Rules
+from wastegate.core.world import World
+from wastegate.gateway.recorder import Recorder
+from wastegate.gateway.tally import Tally
+from wastegate.gateway.upstream import Origin, Pool
+
+if TYPE_CHECKING:
+    from wastegate.gateway.relay import Flight
+
+_SWEEP_SECONDS = 0.1
+
+
+class Clock:
+    """Seconds since the epoch that never go back: the wall is read once, then the monotonic clock counts on."""
+
+    __slots__ = ("_offset",)
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() + self._offset
+
+
+class Hub:
+    """Built once by ``app`` and handed to every connection."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        world: World,
+        recorder: Recorder,
+        rules: Rules,
+        levers: Sequence[Lever],
+        line_bound: int,
+    ) -> None:
+        self.loop = loop
+        self.world = world
+        self.recorder = recorder
+        self.rules = rules
+        self.levers = levers
+        self.tally = Tally()
+        self.flights: set[Flight] = set()
+        self.now = Clock().now
+        self._line_bound = line_bound
+        self._lines: dict[str, Line[Flight]] = {}
+        self._pools: dict[str, Pool] = {}
+        self._wake_planned = False
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    # ---- the fleet
+
+    def set_fleet(self, replicas: Sequence[Replica]) -> None:
+        """Swap the list of replicas at once; connections to those that stay are kept."""
+        pools: dict[str, Pool] = {}
+        for replica in replicas:
+            if not replica.url:
+                continue  # a process of our own that has no address yet
+            origin = Origin(replica.url)
+            old = self._pools.get(replica.name)
+            if old is not None and old.origin.url == origin.url:
+                pools[replica.name] = self._pools.pop(replica.name)
+            else:
+                pools[replica.name] = Pool(origin, self.loop)
+        for gone in self._pools.values():
+            gone.close()
+        self._pools = pools
+        self.world.set_fleet(replicas)
+        self.changed()
+
+    def pool(self, plan: Plan) -> Pool:
+        assert plan.replica is not None
+        return self._pools[plan.replica.name]
+
+    def look(self, flight: Flight, call: Call) -> View:
+        """This instant, for this call. Whoever is not at the head of its line has others ahead."""
+        ahead = 0
+        if self._lines:
+            line = self._lines.get(call.model)
+            if line is not None and line.head() is not flight:
+                ahead = len(line)
+        return self.world.view(call, self.now(), random.random(), ahead)
+
+    def claim(self, flight: Flight, call: Call, plan: Plan, now: float) -> bool:
+        """Take the slot, and write down that the call is on its way."""
+        if not self.world.claim(plan, now):
+            return False
+        self.leave(flight, call)
+        replica = plan.replica.name if plan.replica is not None else ""
+        self.recorder.admit(
+            Admission(
+                call.id,
+                call.arrived,
+                call.route,
+                call.path,
+                call.model,
+                call.tenant,
+                call.stream,
+                call.prompt_tokens,
+                plan.number,
+                replica,
+                now,
+                call.tags,
+            )
+        )
+        return True
+
+    def released(self, reply: Reply, now: float) -> None:
+        self.world.released(reply, now)
+        if self._lines:
+            self.changed()
+
+    def record(self, entry: Entry) -> None:
+        self.recorder.end(entry)
+        self.tally.count(entry)
+
+    # ---- the line
+
+    def queue(self, flight: Flight, call: Call) -> bool:
+        """A place in the line of the call's model, or the place that it has already. False if the line is full."""
+        line = self._lines.get(call.model)
+        if line is None:
+            line = self._lines[call.model] = Line(self._line_bound)
+        return flight in line or line.join(flight, call.priority)
+
+    def leave(self, flight: Flight, call: Call) -> None:
+        if not self._lines:
+            return
+        line = self._lines.get(call.model)
+        if line is not None and line.leave(flight):
+            if not line:
+                del self._lines[call.model]
+            self.changed()
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(line) for line in self._lines.values())
+
+    def changed(self) -> None:
+        """A slot, a replica or the head of a line has changed: let the heads look again, once, soon."""
+        if self._lines and not self._wake_planned:
+            self._wake_planned = True
+            self.loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_planned = False
+        now = self.now()
+        for line in list(self._lines.values()):
+            head = line.head()
+            if head is not None:
+                head.wake(now)  # if it gets its place it leaves the line, which wakes the next
+
+    # ---- time
+
+    def start(self) -> None:
+        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        """One coarse timer for all flights: cheaper than five timers for each call."""
+        self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+        now = self.now()
+        for flight in list(self.flights):
+            flight.check(now)
+        self.changed()  # a rest or a breaker may have run out
+
+    def stop(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for pool in self._pools.values():
+            pool.close()

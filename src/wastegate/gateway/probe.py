@@ -1,0 +1,130 @@
+"""Asks each replica whether it is well, which models it serves, and what its steps cost. It never touches load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import aiohttp
+from msgspec import Struct
+
+from wastegate.core.fleet import Replica
+from wastegate.core.ledger import Work
+from wastegate.gateway.roster import Roster
+
+log = logging.getLogger(__name__)
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """How replicas are watched."""
+
+    every: float = 2.0
+    """Seconds between two probes of a replica."""
+    timeout: float = 2.0
+    failures: int = 2
+    """Failed probes in a row after which a replica counts as down."""
+    path: str = "/health"
+
+    def __post_init__(self) -> None:
+        if self.every <= 0 or self.timeout <= 0 or self.failures < 1:
+            raise ValueError("every and timeout must be above 0 seconds, failures at least 1")
+
+
+class Prober:
+    """One task for each replica. ``managed`` replicas are processes of our own: their supervisor says when they load."""
+
+    def __init__(self, roster: Roster, config: Config) -> None:
+        self._roster = roster
+        self._config = config
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=self._config.timeout)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+    def watch(self, replica: Replica, managed: bool = False) -> None:
+        """Begin to watch a replica, or watch it at its new address."""
+        self.forget(replica.name)
+        self._tasks[replica.name] = asyncio.ensure_future(self._watch(replica, managed))
+
+    def forget(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    async def stop(self) -> None:
+        for name in list(self._tasks):
+            self.forget(name)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _watch(self, replica: Replica, managed: bool) -> None:
+        failures = 0
+        named = False
+        while True:
+            started = time.monotonic()
+            well = await self._well(replica)
+            if well:
+                failures = 0
+                named = named or await self._name(replica)
+                await self._measure(replica)
+                self._roster.probed(replica.name, time.monotonic() - started)
+                if named or replica.models:
+                    self._roster.state(replica.name, "ready")
+            else:
+                failures += 1
+                if failures >= self._config.failures and not managed:
+                    named = False
+                    self._roster.state(replica.name, "down")
+            # Soon at first, so that a fleet that is up answers at once.
+            await asyncio.sleep(self._config.every if named else min(0.25, self._config.every))
+
+    async def _well(self, replica: Replica) -> bool:
+        status, _ = await self._get(replica, self._config.path)
+        return status == 200
+
+    async def _name(self, replica: Replica) -> bool:
+        """Which models, and which engine: ``owned_by`` says "vllm", "sglang", "llamacpp" or ours."""
+        status, body = await self._get(replica, "/v1/models")
+        if status != 200 or not isinstance(body, dict):
+            return False
+        rows = [row for row in body.get("data") or [] if isinstance(row, dict) and isinstance(row.get("id"), str)]
+        if not rows:
+            return False
+        engine = replica.engine or str(rows[0].get("owned_by", ""))
+        self._roster.named(replica.name, tuple(row["id"] for row in rows), engine)
+        return True
+
+    async def _measure(self, replica: Replica) -> None:
+        """The engine that comes with wastegate says what its steps cost; others answer 404 and are asked no more."""
+        if not self._roster.may_measure(replica.name):
+            return
+        status, body = await self._get(replica, "/admin/work")
+        if status == 404:
+            self._roster.unmeasurable(replica.name)
+        if status == 200 and isinstance(body, dict):
+            values = [body.get(key) for key in ("prefill", "decode", "kv")]
+            if all(isinstance(value, int | float) for value in values):
+                prefill, decode, kv = (float(value) for value in values if value is not None)
+                fixed = body.get("fixed")
+                work = Work(
+                    prefill, decode, kv, float(fixed) if isinstance(fixed, int | float) else 0.0, "engine steps"
+                )
+                self._roster.measured(replica.name, work)
+
+    async def _get(self, replica: Replica, path: str) -> tuple[int, Any]:
+        """(status, JSON body or None); (0, None) where there was no answer."""
+        assert self._session is not None, "watch() before start()"
+        base = replica.url.rstrip("/").removesuffix("/v1")
+        try:
+            async with self._session.get(base + path, allow_redirects=False) as answer:
+                try:
+                    return answer.status, await answer.json(content_type=None)
+                except ValueError:
+                    return answer.status, None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            log.debug("probe of %s %s: %s", replica.name, path, error)
+            return 0, None

@@ -1,0 +1,179 @@
+"""Every call written down: at once in the journal, soon after in the ledger. The hot path only ever appends a line;
+a thread of its own feeds the database."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from wastegate.core.ledger import Admission, Entry, ReplicaSpan
+from wastegate.store.entries import Ledger
+from wastegate.store.journal import Journal, JournalError, replay
+
+log = logging.getLogger(__name__)
+
+_BATCH_SECONDS = 0.25
+_BATCH = 5_000
+_RETRY_SECONDS = 1.0
+_CLOSE_SECONDS = 30.0
+_BACKLOG = 200_000
+"""Entries kept in memory while the database cannot be written; beyond it they are in the journal alone."""
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where calls are written down."""
+
+    path: str = ""
+    """The SQLite file; empty means ``ledger.db`` in the data directory."""
+    journal: str = ""
+    """The journal's directory; empty means ``journal`` in the data directory."""
+    segment_mb: int = 64
+    """The journal starts a new file at this size; a file goes once all of it is in the ledger."""
+    when_full: str = "refuse"
+    """What happens to new calls when the disk takes no more: "refuse" them (503), or "serve" them unrecorded."""
+
+    def __post_init__(self) -> None:
+        if self.when_full not in ("refuse", "serve"):
+            raise ValueError(f'when_full is {self.when_full!r}: it is "refuse" or "serve"')
+        if self.segment_mb < 1:
+            raise ValueError(f"segment_mb is {self.segment_mb}: at least 1")
+
+
+class Recorder:
+    """Owns the journal of one gateway process, and the thread that copies it into the ledger."""
+
+    def __init__(self, journal: Path, ledger: Path, worker: str, config: Config, now: Callable[[], float]) -> None:
+        self._config = config
+        self._now = now
+        self._ledger_path = ledger
+        self._directory = journal
+        self._recover()
+        self._journal = Journal(journal, worker, segment_bytes=config.segment_mb << 20)
+        self._open: dict[str, Admission] = {}
+        self._pending: deque[Entry | ReplicaSpan | Path] = deque()
+        """For the thread, in order. A path is a closed segment: it may go once all before it is in the ledger."""
+        self._due = threading.Event()
+        self._stopping = False
+        self._spilled = False
+        self._tried = 0.0
+        self.unrecorded = 0
+        """Calls that ended while the journal could not be written."""
+        self.failing = ""
+        """Empty, or why the journal cannot be written."""
+        self._thread = threading.Thread(target=self._run, name="wastegate-ledger", daemon=True)
+        self._thread.start()
+
+    # ---- the hot path
+
+    @property
+    def refusing(self) -> bool:
+        """New calls must be turned away: they could not be written down."""
+        if not self.failing or self._config.when_full == "serve":
+            return False
+        now = self._now()
+        if now - self._tried < _RETRY_SECONDS:
+            return True
+        self._tried = now
+        return False  # one call may try: the disk may have room again
+
+    def admit(self, admission: Admission) -> None:
+        """A call is on its way to a replica."""
+        self._open[admission.id] = admission
+        try:
+            self._journal.admit(admission)
+        except JournalError as error:
+            self._failed(error)
+
+    def end(self, entry: Entry) -> None:
+        """Write the end of a call. After this returns, a kill of this process cannot lose it."""
+        self._open.pop(entry.id, None)
+        try:
+            self._journal.end(entry)
+        except JournalError as error:
+            self.unrecorded += 1
+            self._failed(error)
+            return
+        if self.failing:
+            log.warning("the journal can be written again")
+            self.failing = ""
+        if len(self._pending) < _BACKLOG:
+            self._pending.append(entry)
+        else:
+            self._spilled = True
+        if self._journal.full:
+            self._rotate()
+
+    def save_spans(self, spans: Sequence[ReplicaSpan]) -> None:
+        self._pending.extend(spans)
+
+    def _failed(self, error: JournalError) -> None:
+        self._tried = self._now()
+        if not self.failing:
+            log.error("the journal cannot be written: %s", error)
+        self.failing = str(error)
+
+    def _rotate(self) -> None:
+        """Start a new segment. Calls in flight are admitted there again, so that the old one can go."""
+        try:
+            old = self._journal.rotate()
+            for admission in self._open.values():
+                self._journal.admit(admission)
+        except JournalError as error:
+            self._failed(error)
+            return
+        if old is not None:
+            self._pending.append(old)
+
+    # ---- the ledger's thread
+
+    def _recover(self) -> None:
+        """Take over what an earlier process left in the journal: its ends, and as ``lost`` what it had in flight."""
+        ledger = Ledger(self._ledger_path)
+        try:
+            taken = replay(self._directory, ledger.add)
+        finally:
+            ledger.close()
+        if taken:
+            log.warning("%d calls of an earlier run were taken from the journal into the ledger", taken)
+
+    def _run(self) -> None:
+        ledger = Ledger(self._ledger_path)
+        try:
+            while not self._stopping:
+                self._due.wait(_BATCH_SECONDS)
+                self._copy(ledger)
+            self._copy(ledger)
+        finally:
+            ledger.close()
+
+    def _copy(self, ledger: Ledger) -> None:
+        """Move what is pending into the ledger; what it does not take now stays pending, in order."""
+        batch = [self._pending.popleft() for _ in range(min(len(self._pending), _BATCH))]
+        entries = [item for item in batch if isinstance(item, Entry)]
+        spans = [item for item in batch if isinstance(item, ReplicaSpan)]
+        try:
+            if spans:
+                ledger.save_spans(spans)
+            if entries:
+                ledger.add(entries)
+        except sqlite3.Error as error:  # a full disk, a locked file
+            log.error("the ledger cannot be written: %s; the journal keeps the calls", error)
+            self._pending.extendleft(reversed(batch))
+            return
+        for item in batch:
+            if isinstance(item, Path) and not self._spilled:
+                item.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Write all that is pending, then stop."""
+        self._stopping = True
+        self._due.set()
+        self._thread.join(timeout=_CLOSE_SECONDS)
+        self._journal.close()
+        self._recover()

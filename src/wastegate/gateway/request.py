@@ -1,0 +1,225 @@
+"""From an HTTP request to a Call: which path, which labels, which body goes upstream. The prompt passes through; it
+is neither kept nor logged."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from wastegate.core.call import BYTES_PER_TOKEN, Call
+from wastegate.core.lifecycle import lifecycle
+from wastegate.core.plan import Timers
+from wastegate.gateway.hub import Hub
+from wastegate.gateway.relay import Flight, Outgoing
+from wastegate.openai.chat import Request, RequestError, read_request, with_usage
+from wastegate.openai.errors import error_body
+
+if TYPE_CHECKING:
+    from wastegate.gateway.serve import ClientConnection, Limits
+
+
+class Route(Struct, frozen=True, forbid_unknown_fields=True):
+    """A name for some of the traffic, with timers of its own. The first route that matches counts."""
+
+    name: str
+    match: str
+    """A shell pattern for the path, such as ``/v1/chat/*``."""
+    timers: Timers = Timers()
+
+
+class Incoming:
+    """A request as it is read from the wire. Header names are lower case."""
+
+    __slots__ = ("body", "body_size", "header_bytes", "headers", "headers_done", "http_10", "keep", "method", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.method = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers_done = False
+        self.header_bytes = 0
+        self.body: list[bytes] = []
+        self.body_size = 0
+        self.keep = True
+        self.http_10 = False
+
+    def header(self, name: bytes) -> bytes:
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
+
+
+class Responder(Protocol):
+    def respond(self, status: int, content_type: bytes, body: bytes, extra: bytes = b"") -> None: ...
+
+    def fly(self, flight: Flight, request_id: bytes) -> None: ...
+
+
+# Paths that are completions: their bodies are read for what policy needs.
+_COMPLETIONS = (b"/v1/chat/completions", b"/v1/completions")
+# Other paths of engines that take a POST: they pass through the same accounting.
+_OTHERS = (
+    b"/v1/embeddings", b"/v1/responses", b"/v1/messages", b"/v1/rerank", b"/rerank", b"/v1/score", b"/score",
+    b"/pooling", b"/tokenize", b"/detokenize",
+)  # fmt: skip
+
+# Not passed on: they belong to the connection, or are written anew for each attempt. Without accept-encoding the
+# answer comes uncompressed, so that its usage can be read.
+_DROPPED = frozenset(
+    (
+        b"host", b"connection", b"keep-alive", b"proxy-connection", b"content-length", b"transfer-encoding", b"te",
+        b"trailer", b"upgrade", b"expect", b"accept-encoding", b"x-request-id", b"proxy-authorization",
+    )
+)  # fmt: skip
+
+_TENANT = b"x-wastegate-tenant"
+_TAG = b"x-wastegate-tag-"
+_OURS = b"x-wastegate-"
+_MOST_TAGS = 8
+_LABEL_CHARACTERS = 64
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+
+class Gate:
+    """What every client connection is handed: the hub, the routes, the limits, and the way in."""
+
+    def __init__(self, hub: Hub, routes: Sequence[Route], timers: Timers, limits: Limits) -> None:
+        self.hub = hub
+        self.limits = limits
+        self.connections: set[ClientConnection] = set()
+        self.draining = False
+        self._boot = secrets.token_hex(5)
+        self._sequence = 0
+        self._routes: dict[str, tuple[str, Timers]] = {}
+        self.set_routes(routes, timers)
+
+    def set_routes(self, routes: Sequence[Route], timers: Timers) -> None:
+        """Match every known path once; a request then only looks its path up."""
+        table: dict[str, tuple[str, Timers]] = {}
+        for raw in (*_COMPLETIONS, *_OTHERS):
+            path = raw.decode()
+            table[path] = next(((r.name, r.timers) for r in routes if fnmatchcase(path, r.match)), (path, timers))
+        self._routes = table
+
+    def serve(self, incoming: Incoming, client: Responder) -> None:
+        """Answer at once, or let the request fly as a call."""
+        path = incoming.url.partition(b"?")[0]
+        if incoming.method == b"POST" and (path in _COMPLETIONS or path in _OTHERS):
+            self._call(incoming, path, client)
+        elif incoming.method in (b"GET", b"HEAD") and path == b"/v1/models":
+            client.respond(200, b"application/json", self._models())
+        elif incoming.method in (b"GET", b"HEAD") and path in (b"/health", b"/ready"):
+            self._health(path, client)
+        else:
+            self._unknown(incoming, path, client)
+
+    def _call(self, incoming: Incoming, path: bytes, client: Responder) -> None:
+        hub = self.hub
+        if self.draining:
+            _respond_error(client, 503, "the gateway is shutting down; try again shortly", b"retry-after: 2\r\n")
+            return
+        if hub.recorder.refusing:
+            hub.tally.rejected["ledger"] += 1
+            text = f"calls cannot be written down ({hub.recorder.failing}), so none is taken; free the disk"
+            _respond_error(client, 503, text, b"retry-after: 5\r\n")
+            return
+        body = incoming.body[0] if len(incoming.body) == 1 else b"".join(incoming.body)
+        try:
+            request = read_request(body)
+        except RequestError as error:
+            hub.tally.rejected["body"] += 1
+            client.respond(400, b"application/json", error_body(400, str(error), param=error.param))
+            return
+        call, timers = self._label(incoming, path, request, len(body))
+        if call.stream and not call.wants_usage and path in _COMPLETIONS:
+            body = with_usage(body, request)
+        out = Outgoing(incoming.url, _forwarded(incoming.headers), body)
+        flight = Flight(hub, client, call, lifecycle(call, hub.levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
+        client.fly(flight, call.id.encode())
+
+    def _label(self, incoming: Incoming, path: bytes, request: Request, size: int) -> tuple[Call, Timers]:
+        tenant, client_id, traceparent = "default", "", ""
+        tags: list[tuple[str, str]] = []
+        for name, value in incoming.headers:
+            if name == _TENANT:
+                tenant = _label(value) or "default"
+            elif name == b"x-request-id":
+                client_id = _label(value)
+            elif name == b"traceparent":
+                traceparent = _label(value)
+            elif name.startswith(_TAG) and len(tags) < _MOST_TAGS:
+                tags.append((_label(name[len(_TAG) :]), _label(value)))
+        self._sequence += 1
+        text = path.decode()
+        route, timers = self._routes[text]
+        options = request.stream_options
+        most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        call = Call(
+            id=f"{self._boot}-{self._sequence:x}",
+            arrived=self.hub.now(),
+            route=route,
+            path=text,
+            model=request.model or "",
+            tenant=tenant,
+            stream=bool(request.stream),
+            wants_usage=bool(options is not None and options.include_usage),
+            prompt_bytes=size,
+            prompt_tokens=size // BYTES_PER_TOKEN,
+            max_tokens=most,
+            n=request.n or 1,
+            deterministic=request.deterministic,
+            structured=request.structured,
+            priority=request.priority or 0,
+            tags=tuple(tags),
+            client_id=client_id,
+            traceparent=traceparent,
+        )
+        return call, timers
+
+    def _models(self) -> bytes:
+        names = dict.fromkeys(m for state in self.hub.world.states for m in state.replica.models)
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "wastegate"} for name in names]
+        return msgspec.json.encode({"object": "list", "data": data})
+
+    def _health(self, path: bytes, client: Responder) -> None:
+        ready = sum(state.state == "ready" for state in self.hub.world.states)
+        body = msgspec.json.encode({"status": "ok", "replicas": len(self.hub.world.states), "ready": ready})
+        status = 200 if path == b"/health" or (ready and not self.draining) else 503
+        client.respond(status, b"application/json", body)
+
+    def _unknown(self, incoming: Incoming, path: bytes, client: Responder) -> None:
+        self.hub.tally.rejected["path"] += 1
+        shown = _label(path)
+        known = ", ".join(p.decode() for p in _COMPLETIONS)
+        if path in _COMPLETIONS or path in _OTHERS:
+            method = _label(incoming.method)
+            _respond_error(client, 405, f"{shown} takes POST, not {method}", b"allow: POST\r\n")
+        else:
+            _respond_error(client, 404, f"{shown} is not served here; POST to {known}, or GET /v1/models")
+
+
+def _respond_error(client: Responder, status: int, message: str, extra: bytes = b"") -> None:
+    client.respond(status, b"application/json", error_body(status, message), extra)
+
+
+def _label(value: bytes) -> str:
+    """A label that a client chose: printable, and not longer than a report can show."""
+    return _UNSAFE.sub("?", value[:_LABEL_CHARACTERS].decode("latin-1").strip())
+
+
+def _forwarded(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The headers that go on to the replica. Those that ``connection`` names end here too."""
+    dropped = _DROPPED
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            dropped = _DROPPED | {token.strip() for token in value.lower().split(b",")}
+    return b"".join(
+        [b"%s: %s\r\n" % (name, value) for name, value in headers if name not in dropped and not name.startswith(_OURS)]
+    )

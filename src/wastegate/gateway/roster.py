@@ -1,0 +1,117 @@
+"""Who is in the fleet, in which phase, since when: the facts that idle time and overhead are charged from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from wastegate.core.fleet import Replica, State
+from wastegate.core.ledger import Phase, ReplicaSpan, Work
+from wastegate.gateway.hub import Hub
+
+_PHASES: dict[State, Phase | None] = {"loading": "loading", "ready": "serving", "draining": "draining", "down": None}
+
+
+class Roster:
+    """The one place that changes a replica's state, so that its spans always follow."""
+
+    def __init__(self, hub: Hub, save: Callable[[list[ReplicaSpan]], None]) -> None:
+        self._hub = hub
+        self._save = save
+        self._replicas: dict[str, Replica] = {}
+        self._spans: dict[str, ReplicaSpan] = {}
+        self._work: dict[str, Work] = {}
+        self._probed: dict[str, float] = {}
+        self._unmeasurable: set[str] = set()
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return tuple(self._replicas.values())
+
+    def set(self, replicas: Iterable[Replica]) -> None:
+        """The whole list anew. A replica that is no longer named ends its span."""
+        new = {replica.name: replica for replica in replicas}
+        for name in self._replicas.keys() - new.keys():
+            self._end(name)
+        self._replicas = new
+        self._hub.set_fleet(list(new.values()))
+
+    def put(self, replica: Replica) -> None:
+        """Add one, or give one a new address."""
+        self.set([*(r for r in self._replicas.values() if r.name != replica.name), replica])
+
+    def state(self, name: str, state: State) -> None:
+        """A new state: the old span ends where the next begins."""
+        if name not in self._replicas:
+            return
+        phase = _PHASES[state]
+        span = self._spans.get(name)
+        if span is None or span.phase != phase:
+            self._end(name)
+            if phase is not None:
+                self._begin(name, phase)
+        self._hub.world.set_state(name, state)
+        self._hub.changed()
+
+    def probed(self, name: str, seconds: float) -> None:
+        """A probe has kept the replica busy for so long."""
+        self._probed[name] = self._probed.get(name, 0.0) + seconds
+
+    def named(self, name: str, models: tuple[str, ...], engine: str) -> None:
+        """What the replica says that it is."""
+        self._hub.world.set_models(name, models, engine)
+
+    def may_measure(self, name: str) -> bool:
+        return name not in self._unmeasurable
+
+    def unmeasurable(self, name: str) -> None:
+        """This engine does not say what its steps cost."""
+        self._unmeasurable.add(name)
+
+    def measured(self, name: str, work: Work) -> None:
+        """The replica's own measure of its step time."""
+        self._work[name] = work
+
+    def _begin(self, name: str, phase: Phase) -> None:
+        now = self._hub.now()
+        replica = self._replicas[name]
+        self._probed[name] = 0.0
+        self._spans[name] = ReplicaSpan(
+            replica=name,
+            phase=phase,
+            start=now,
+            end=None,
+            price=replica.price,
+            seen=now,
+            accelerator=replica.accelerator,
+            engine=replica.engine,
+        )
+        self._save([self._spans[name]])
+
+    def _current(self, name: str, end: float | None) -> ReplicaSpan:
+        state = next((s for s in self._hub.world.states if s.replica.name == name), None)
+        models = state.replica.models if state is not None else ()
+        return replace(
+            self._spans[name],
+            end=end,
+            seen=self._hub.now(),
+            model=models[0] if models else "",
+            engine=state.replica.engine if state is not None else "",
+            probe_seconds=self._probed.get(name, 0.0),
+            work=self._work.get(name),
+        )
+
+    def _end(self, name: str) -> None:
+        if name in self._spans:
+            self._save([self._current(name, self._hub.now())])
+            del self._spans[name]
+
+    def beat(self) -> None:
+        """Note that open spans still last, so that a killed gateway's spans end when it was last alive."""
+        if self._spans:
+            self._save([self._current(name, None) for name in self._spans])
+
+    def close(self) -> None:
+        for name in list(self._spans):
+            self._end(name)

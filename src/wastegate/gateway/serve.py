@@ -1,0 +1,322 @@
+"""The clients' side of the gateway: HTTP in, a Call out, the answer's bytes back. Limits are held here; no decision
+about where a call runs is made here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import httptools
+from msgspec import Struct
+
+from wastegate.core.plan import Refusal
+from wastegate.gateway.request import Gate, Incoming
+from wastegate.gateway.upstream import Headers
+from wastegate.openai.errors import error_body
+
+if TYPE_CHECKING:
+    from wastegate.gateway.relay import Flight
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds on what a client may send or hold open."""
+
+    header_bytes: int = 64 * 1024
+    body_bytes: int = 32 * 1024 * 1024
+    header_seconds: float = 10.0
+    """From the first byte of a request to the end of its headers."""
+    body_seconds: float = 60.0
+    idle_seconds: float = 75.0
+    """A kept-alive connection without a request is closed after this."""
+    connections: int = 10_000
+    line: int = 1_000
+    """Calls that may wait in line for each model."""
+    drain_seconds: float = 30.0
+    """At shutdown: how long streams may take to finish before they get a terminal event."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: a limit must be above 0")
+
+
+_REASONS = {
+    200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
+    408: b"Request Timeout", 413: b"Content Too Large", 429: b"Too Many Requests", 431: b"Headers Too Large",
+    500: b"Internal Server Error", 502: b"Bad Gateway", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+}  # fmt: skip
+
+# Headers that belong to one connection (RFC 9110, 7.6.1), or that the gateway writes itself.
+_OWN = frozenset(
+    (
+        b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"content-length", b"te", b"trailer",
+        b"upgrade", b"x-request-id",
+    )
+)  # fmt: skip
+
+_PIPELINE = 16
+"""Requests that a client may send ahead on one connection."""
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection. It serves its requests one after another."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._incoming: Incoming | None = None
+        """The request that is being read."""
+        self._ready: deque[Incoming] = deque()
+        """Requests that are whole, and wait for the one before them."""
+        self._flight: Flight | None = None
+        self._busy = False
+        self._keep = True
+        self._chunked = False
+        self._http_10 = False
+        self._request_id = b""
+        self._head = b""
+        self._closing = False
+        self.since = gate.hub.now()
+        """When the connection last began to wait for its client."""
+
+    # ---- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._gate.connections.add(self)
+        if len(self._gate.connections) > self._gate.limits.connections:
+            self._reject(503, "the gateway holds as many connections as it may; try again shortly", "connections")
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Java's client offers HTTP/2 this way. An offer may be ignored: the request has been served as HTTP/1.1.
+            rest = data[upgrade.args[0] :]
+            if rest and not self._closing:
+                self.data_received(rest)
+        except httptools.HttpParserError as error:
+            if not self._closing:
+                self._reject(400, f"the request is not valid HTTP: {error}", "unreadable")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._gate.connections.discard(self)
+        self._ready.clear()
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.hang_up()
+
+    def pause_writing(self) -> None:
+        if self._flight is not None:
+            self._flight.pause()
+
+    def resume_writing(self) -> None:
+        if self._flight is not None:
+            self._flight.resume()
+
+    # ---- called by the parser
+
+    def on_message_begin(self) -> None:
+        self._incoming = Incoming()
+        self.since = self._gate.hub.now()
+
+    def on_url(self, url: bytes) -> None:
+        if self._incoming is not None:
+            self._incoming.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        incoming = self._incoming
+        if incoming is None:
+            return
+        incoming.header_bytes += len(name) + len(value) + 4
+        if incoming.header_bytes > self._gate.limits.header_bytes:
+            self._reject(431, f"the headers exceed {self._gate.limits.header_bytes} bytes", "headers_too_large")
+            return
+        incoming.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        incoming = self._incoming
+        if incoming is None:
+            return
+        incoming.method = self._parser.get_method()
+        incoming.keep = self._parser.should_keep_alive()
+        incoming.http_10 = self._parser.get_http_version() == "1.0"
+        incoming.headers_done = True
+        if incoming.header(b"expect").lower() == b"100-continue" and not self._busy and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        incoming = self._incoming
+        if incoming is None:
+            return
+        incoming.body_size += len(data)
+        if incoming.body_size > self._gate.limits.body_bytes:
+            self._reject(413, f"the body exceeds {self._gate.limits.body_bytes} bytes", "body_too_large")
+            return
+        incoming.body.append(data)
+
+    def on_message_complete(self) -> None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is None or self._closing:
+            return
+        if self._busy:
+            if len(self._ready) >= _PIPELINE:
+                self._reject(400, f"more than {_PIPELINE} requests were sent ahead", "pipelined")
+                return
+            self._ready.append(incoming)
+            return
+        self._serve(incoming)
+
+    # ---- one request
+
+    def _serve(self, incoming: Incoming) -> None:
+        self._busy = True
+        self._keep = incoming.keep
+        self._http_10 = incoming.http_10
+        self._request_id = b""
+        self._gate.serve(incoming, self)
+
+    def fly(self, flight: Flight, request_id: bytes) -> None:
+        """The request is a call: it flies now."""
+        self._flight = flight
+        self._request_id = b"x-request-id: %s\r\n" % request_id
+        flight.start()
+
+    def _next(self) -> None:
+        """The answer is out. Close, or take the next request."""
+        self._flight = None
+        self._busy = False
+        self.since = self._gate.hub.now()
+        if not self._keep or self._gate.draining:
+            self._close()
+        elif self._ready and not self._closing:
+            self._gate.hub.loop.call_soon(self._serve_next)
+
+    def _serve_next(self) -> None:
+        if self._ready and not self._busy and not self._closing:
+            self._serve(self._ready.popleft())
+
+    # ---- the answer (relay.Client)
+
+    def begin(self, status: int, headers: Headers, length: int | None) -> None:
+        """The head of a relayed answer. It waits to be sent with the first body bytes."""
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, _REASONS.get(status, b"Status")), self._request_id]
+        lines += [b"%s: %s\r\n" % (name, value) for name, value in headers if name.lower() not in _OWN]
+        self._chunked = length is None and not self._http_10
+        if length is not None:
+            lines.append(b"content-length: %d\r\n" % length)
+        elif self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self._keep = False  # HTTP/1.0 ends an answer of unknown length by closing
+        if not self._keep or self._gate.draining:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+
+    def write(self, data: bytes) -> None:
+        """Body bytes, as they come."""
+        if self._transport is None or self._closing:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        self._transport.write(data)
+
+    def finish(self, last: bytes) -> None:
+        """The end of the answer, with its last bytes."""
+        if self._transport is not None and not self._closing:
+            if self._chunked:
+                last = (b"%x\r\n%b\r\n" % (len(last), last) if last else b"") + _LAST_CHUNK
+            self._transport.write(self._head + last)
+        self._head = b""
+        self._next()
+
+    def cut(self, last: bytes) -> None:
+        """The answer stays incomplete, and must look so: a last event where there can be one, then no proper end."""
+        if last:
+            self.write(last)
+        self._head = b""
+        self._flight = None
+        self._close()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The gateway's own answer to a call."""
+        extra = b""
+        if refusal.retry_after is not None:
+            extra = b"retry-after: %d\r\n" % max(1, round(refusal.retry_after))
+        body = error_body(refusal.status, refusal.message, code=refusal.code)
+        self.respond(refusal.status, b"application/json", body, extra)
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """A replica's answer that was read whole: an error that nobody could better."""
+        self.begin(status, headers, len(body))
+        self.finish(body)
+
+    def respond(self, status: int, content_type: bytes, body: bytes, extra: bytes = b"") -> None:
+        """An answer of our own."""
+        if self._transport is not None and not self._closing:
+            close = b"" if self._keep and not self._gate.draining else b"connection: close\r\n"
+            self._transport.write(
+                b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s%s%s\r\n%s"
+                % (
+                    status,
+                    _REASONS.get(status, b"Status"),
+                    content_type,
+                    len(body),
+                    self._request_id,
+                    extra,
+                    close,
+                    body,
+                )
+            )
+        self._next()
+
+    # ---- closing
+
+    def _reject(self, status: int, message: str, reason: str) -> None:
+        """A request that cannot be read. What follows it on this connection cannot be trusted either."""
+        self._gate.hub.tally.rejected[reason] += 1
+        self._incoming = None
+        if self._busy:  # an answer is going out: it cannot be followed by an error, only by the end
+            self._keep = False
+            self._ready.clear()
+            return
+        self._keep = False
+        self._busy = True
+        self.respond(status, b"application/json", error_body(status, message))
+
+    def _close(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def check(self, now: float) -> None:
+        """Close a connection that its client has left hanging. Called a few times a second."""
+        if self._busy or self._closing:
+            return
+        waited = now - self.since
+        limits = self._gate.limits
+        incoming = self._incoming
+        if incoming is None:
+            if waited > limits.idle_seconds:
+                self._close()
+        elif not incoming.headers_done and waited > limits.header_seconds:
+            self._reject(408, f"the headers took longer than {limits.header_seconds:g} s", "slow_headers")
+        elif waited > limits.header_seconds + limits.body_seconds:
+            self._reject(408, f"the body took longer than {limits.body_seconds:g} s", "slow_body")
+
+    def drain(self) -> None:
+        """The gateway shuts down: an idle connection goes at once, a busy one after its answer."""
+        self._keep = False
+        if not self._busy:
+            self._close()

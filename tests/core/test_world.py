@@ -1,0 +1,171 @@
+"""The fleet's state: claims and releases balance, breakers open and close, retries stay within their budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.playbook import call, reply
+from wastegate.core.fleet import Replica, ReplicaState
+from wastegate.core.plan import Plan, Timers
+from wastegate.core.world import Breaker, RetryBudget, World
+
+
+def world(*names: str, cap: int | None = None, budget: RetryBudget | None = None) -> World:
+    made = World(Breaker(failures=2, rest=10.0), budget or RetryBudget())
+    made.set_fleet([Replica(name, f"http://{name}", ("m",), cap=cap) for name in names])
+    for name in names:
+        made.set_state(name, "ready")
+    return made
+
+
+def plan(name: str, number: int = 1) -> Plan:
+    return Plan(call(), number, Timers(), replica=Replica(name, f"http://{name}"))
+
+
+def one(made: World, name: str = "a", now: float = 0.0) -> ReplicaState:
+    return next(s for s in made.seen(now) if s.replica.name == name)
+
+
+def test_load_counts_from_the_claim_and_goes_with_the_release() -> None:
+    made = world("a")
+    assert made.claim(plan("a"), 0.0)
+    assert one(made).in_flight == 1
+    made.set_state("a", "loading")
+    made.set_models("a", ("m", "n"))
+    assert one(made).in_flight == 1, "a probe's word never touches load"
+    made.released(reply("a", "finished", status=200), 1.0)
+    assert one(made).in_flight == 0
+
+
+def test_a_claim_above_the_cap_or_on_a_stranger_is_refused() -> None:
+    made = world("a", cap=1)
+    assert made.claim(plan("a"), 0.0)
+    assert not made.claim(plan("a"), 0.0)
+    assert not made.claim(plan("stranger"), 0.0)
+    assert not made.claim(Plan(call(), 1, Timers()), 0.0)
+
+
+def test_a_view_holds_only_the_replicas_that_serve_the_model() -> None:
+    made = world("a")
+    made.set_fleet([Replica("a", "http://a", ("m",)), Replica("b", "http://b", ("n",)), Replica("c", "http://c")])
+    seen = made.view(call(model="m"), 5.0, 0.5, ahead=3)
+    assert [s.replica.name for s in seen.replicas] == ["a", "c"], "one that has not said yet may serve any"
+    assert (seen.now, seen.draw, seen.ahead, seen.known_models) == (5.0, 0.5, 3, ("m", "n"))
+
+
+def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it() -> None:
+    made = world("a")
+    for now in (0.0, 1.0):
+        assert made.claim(plan("a"), now)
+        made.released(reply("a", "failed", reason="connect: refused"), now)
+    assert one(made, now=2.0).breaker == "open"
+    assert not made.claim(plan("a"), 2.0)
+    assert one(made, now=11.0).breaker == "half_open"
+    assert made.claim(plan("a"), 11.0)
+    assert one(made, now=11.0).breaker == "open", "one trial at a time"
+    assert not made.claim(plan("a"), 11.0)
+    made.released(reply("a", "finished", status=200), 12.0)
+    assert one(made, now=12.0).breaker == "closed"
+
+
+def test_a_failed_trial_opens_the_breaker_again() -> None:
+    made = world("a")
+    for now in (0.0, 1.0, 12.0):
+        assert made.claim(plan("a"), now)
+        made.released(reply("a", "failed", reason="connect: refused"), now)
+    assert one(made, now=13.0).breaker == "open"
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"outcome": "failed", "status": 400},
+        {"outcome": "failed", "status": 429, "retry_after": 0.0},
+        {"outcome": "failed", "status": 503, "retry_after": 0.0},
+        {"outcome": "hung_up"},
+    ],
+)
+def test_what_is_not_the_replicas_fault_is_neutral(neutral: dict[str, object]) -> None:
+    made = world("a")
+    made.claim(plan("a"), 0.0)
+    made.released(reply("a", "failed", status=500), 0.0)
+    for _ in range(5):
+        made.claim(plan("a"), 1.0)
+        made.released(reply("a", **neutral), 1.0)  # type: ignore[arg-type]
+    assert one(made, now=2.0).breaker == "closed"
+    made.claim(plan("a"), 2.0)
+    made.released(reply("a", "failed", status=500), 2.0)
+    assert one(made, now=3.0).breaker == "open", "a neutral answer does not wipe out a failure either"
+
+
+def test_retry_after_gives_the_replica_a_rest_but_never_for_long() -> None:
+    made = world("a")
+    made.claim(plan("a"), 0.0)
+    made.released(reply("a", "failed", status=503, retry_after=5.0), 1.0)
+    assert not one(made).open_to_calls(5.9)
+    assert one(made).open_to_calls(6.0)
+    made.claim(plan("a"), 6.0)
+    made.released(reply("a", "failed", status=429, retry_after=1e9), 7.0)
+    assert one(made).open_to_calls(67.0)
+
+
+def test_a_replica_that_comes_up_anew_is_trusted_again() -> None:
+    made = world("a")
+    for _ in range(2):
+        made.claim(plan("a"), 0.0)
+        made.released(reply("a", "failed", reason="cut"), 0.0)
+    made.set_state("a", "down")
+    made.set_state("a", "ready")
+    assert one(made, now=1.0).breaker == "closed"
+
+
+def test_a_new_fleet_keeps_what_stays() -> None:
+    made = world("a", "b")
+    made.claim(plan("a"), 0.0)
+    made.set_fleet([Replica("a", "http://a:2"), Replica("c", "http://c")])
+    assert (one(made).in_flight, one(made).replica.url, one(made).replica.models) == (1, "http://a:2", ("m",))
+    assert [s.replica.name for s in made.states] == ["a", "c"]
+    made.released(reply("b", "finished", status=200), 1.0)
+    made.set_state("b", "ready")
+    made.set_models("b", ("x",))
+    assert [s.replica.name for s in made.states] == ["a", "c"], "a late word of one that left is dropped"
+
+
+def test_an_engine_that_is_told_by_the_probe_stays() -> None:
+    made = world("a")
+    made.set_models("a", ("m",), "vllm")
+    made.set_models("a", ("n",))
+    assert (one(made).replica.engine, one(made).replica.models) == ("vllm", ("n",))
+
+
+def test_retries_stay_within_their_budget() -> None:
+    made = world("a", budget=RetryBudget(share=0.5, reserve=2.0))
+
+    def allowed() -> bool:
+        return made.view(call(), 0.0, 0.0).retry_allowed
+
+    for _ in range(2):
+        assert allowed()
+        assert made.claim(plan("a", number=2), 0.0)
+    assert not allowed()
+    for _ in range(2):
+        assert made.claim(plan("a"), 0.0)
+    assert allowed(), "two calls at a share of one half earn one retry"
+
+
+@given(st.lists(st.sampled_from(["claim", "finish", "fail", "down", "ready"]), max_size=60))
+def test_load_never_leaks(steps: list[str]) -> None:
+    made = world("a", cap=3)
+    held = 0
+    for now, step in enumerate(steps):
+        if step == "claim":
+            held += made.claim(plan("a"), float(now))
+        elif step in ("finish", "fail") and held:
+            outcome = "finished" if step == "finish" else "failed"
+            made.released(reply("a", outcome, status=200 if step == "finish" else None), float(now))  # type: ignore[arg-type]
+            held -= 1
+        elif step in ("down", "ready"):
+            made.set_state("a", step)  # type: ignore[arg-type]
+        assert one(made, now=float(now)).in_flight == held <= 3
