@@ -113,8 +113,8 @@ class ReplicaSpan(Struct, frozen=True, gc=False):
     start: float
     end: float | None
     """None while it lasts; the last time it was seen alive stands in ``seen``."""
-    price: int | None
-    """Nano-dollars an hour, for the whole replica; None where nobody has said: its work stays unpriced."""
+    price: int
+    """Nano-dollars an hour, for the whole replica; 0 where nobody has said: its work then stays unpriced."""
     seen: float = 0.0
     accelerator: str = ""
     model: str = ""

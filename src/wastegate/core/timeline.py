@@ -54,8 +54,8 @@ def timeline(spans: Sequence[ReplicaSpan], start: float, end: float) -> Timeline
         owner[low:high] = number
     length = np.diff(bounds, append=bounds[-1:])
     held = [spans[number] if number >= 0 else None for number in owner[: len(bounds)]]
-    price = _row(span.price if span and span.price is not None else 0 for span in held)
-    up = _row(int(span is not None and span.price is not None) for span in held)
+    price = _row(max(span.price, 0) if span else 0 for span in held)
+    up = (price > 0).astype(np.int64)
     serving = _row(int(span is not None and span.phase == "serving") for span in held) * up
     probing = _row(_probing(span) for span in held) * serving
     exact = sum(int(rate) * int(time) for rate, time in zip(price, length, strict=True))

@@ -43,7 +43,9 @@ class Ledger:
             self._db.execute("PRAGMA journal_size_limit = 67108864")
             self._db.execute("PRAGMA mmap_size = 0")
             migrate(self._db, str(path))
-        except sqlite3.DatabaseError as error:
+        except LedgerError:
+            raise
+        except sqlite3.Error as error:
             raise LedgerError(f"cannot open the ledger {path}: {error}") from error
         self._labels: dict[str, int] = {}
 

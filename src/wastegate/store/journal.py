@@ -7,22 +7,20 @@ A journal is a directory of segments, ``<worker>-<number>.jsonl``. Rules:
 - A line is a letter and a JSON value: ``A`` admission, ``E`` entry, ``T`` the time, ``C`` closed by its owner.
 - A segment that its owner closed ends in ``C``: the calls still in flight were copied to the head of the next one.
   Without ``C`` the owner died, and what was in flight is lost.
-- A segment is deleted only by :func:`drain`, once its entries are in the ledger, whose keys are the calls' ids:
-  doing it again changes nothing.
+- A segment is deleted once its entries are in the ledger, whose keys are the calls' ids: to do that twice changes
+  nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
 
 from wastegate.core.call import length_class
 from wastegate.core.ledger import Admission, Attempt, Entry
-from wastegate.store.entries import Ledger
 from wastegate.store.segments import WORKER, Dead, create, dead, write_all
 
 SEGMENT_BYTES = 32 * 1024 * 1024
@@ -74,11 +72,11 @@ class Journal:
         """A call ended: from here on no kill can lose it. Raises JournalError."""
         self._write(b"E" + _encode(entry) + b"\n")
         self._in_flight.pop(entry.id, None)
-        if self._size >= self._segment_bytes:
-            try:
-                self.rotate()
-            except JournalError:
-                pass  # this call is written; the next one's line will tell of the disk
+
+    @property
+    def full(self) -> bool:
+        """The segment has reached its size: time to :meth:`rotate`."""
+        return self._size - self._copied >= self._segment_bytes
 
     def beat(self, now: float) -> None:
         """The gateway lived at ``now``: calls that a kill cuts off are closed at the last time written. Once a second
@@ -88,8 +86,8 @@ class Journal:
     def rotate(self) -> Path | None:
         """Close this segment and go on in a new one that begins with the calls in flight.
 
-        The closed segment's path, ready for :func:`drain`; None where there was nothing to close. On JournalError
-        the present segment stays in use.
+        The closed segment's path, fit for deletion once its calls are in the ledger; None where there was nothing
+        to close. On JournalError the present segment stays in use.
         """
         if self._size == self._copied:
             return None
@@ -139,25 +137,20 @@ def _why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-class Drained(Struct, frozen=True):
-    """What one :func:`drain` moved into the ledger."""
+def replay(
+    directory: Path,
+    add: Callable[[Sequence[Entry]], int],
+    damaged: Callable[[Path, int], None] | None = None,
+) -> int:
+    """Give every call in segments without a living owner to ``add`` (``Ledger.add``), then delete those segments.
 
-    added: int
-    """Calls that were not there yet."""
-    lost: int
-    """Of all read: calls that were in flight when their gateway died."""
-    damaged: int
-    """Lines that made no sense. Their segments are kept beside, renamed to end in ``.damaged``."""
-    segments: int
-
-
-def drain(directory: Path, ledger: Ledger) -> Drained:
-    """Move every segment without a living owner into the ledger: once at start, and after each rotation.
-
-    Several processes may do so at once. Raises LedgerError with everything still in place, OSError where the
-    directory cannot be read.
+    Ends are given as they are; what was in flight when its gateway died is given as ``lost``. The sum of what
+    ``add`` returns: how many calls were new. ``add`` must know calls by their id, since a replay that is itself
+    killed begins again; several processes may replay at once. A segment with lines that make no sense is renamed
+    to end in ``.damaged`` instead, and ``damaged`` told of it and of how many. Whatever ``add`` raises ends the
+    replay with that segment still in place. Raises OSError where the directory cannot be read.
     """
-    added = lost = damaged = count = 0
+    new = 0
     for segments in dead(directory):
         reading = _Reading()
         batch: list[Entry] = []
@@ -165,24 +158,16 @@ def drain(directory: Path, ledger: Ledger) -> Drained:
             for entry in reading.read(segment):
                 batch.append(entry)
                 if len(batch) >= BATCH:
-                    added += ledger.add(batch)
-                    batch.clear()
-        added += ledger.add([*batch, *reading.lost.values()])
+                    new += add(batch)
+                    batch = []
+        if last := [*batch, *reading.lost.values()]:
+            new += add(last)
         for segment in segments:  # only now: all that they say is in the ledger
-            segment.remove(keep=segment.path in reading.damaged)
-        lost += len(reading.lost)
-        damaged += sum(reading.damaged.values())
-        count += len(segments)
-    return Drained(added, lost, damaged, count)
-
-
-def replay(directory: Path) -> Iterator[Entry]:
-    """The calls that :func:`drain` would move, each once; nothing is moved."""
-    for segments in dead(directory):
-        reading = _Reading()
-        for segment in segments:
-            yield from reading.read(segment)
-        yield from reading.lost.values()
+            count = reading.damaged.get(segment.path, 0)
+            segment.remove(keep=count > 0)
+            if count and damaged is not None:
+                damaged(segment.path, count)
+    return new
 
 
 class _Reading:
@@ -242,7 +227,7 @@ def _decode(line: bytes) -> Entry | Admission | float | str | None:
 def _lost(admissions: list[Admission], seen: float) -> Entry:
     """The entry of a call whose gateway died: it ends when anything was last written."""
     call = admissions[-1]
-    tries = [admission for admission in admissions if admission.number > 0]
+    tries = list({admission.number: admission for admission in admissions if admission.number > 0}.values())
     ends = [*(later.claimed for later in tries[1:]), seen]
     attempts = tuple(
         Attempt(
@@ -252,8 +237,8 @@ def _lost(admissions: list[Admission], seen: float) -> Entry:
             # It may not have been sent; charged as if, it is at least not forgotten.
             sent=one.claimed,
             ended=max(ended, one.claimed),
-            outcome="lost" if one is call else "failed",
-            reason=GONE if one is call else f"tried again; {GONE} before it could say why",
+            outcome="lost" if one is tries[-1] else "failed",
+            reason=GONE if one is tries[-1] else f"tried again; {GONE} before it could say why",
             prompt_tokens=one.prompt_tokens,
             usage="estimated",
         )

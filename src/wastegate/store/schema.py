@@ -9,8 +9,8 @@ APPLICATION = 0x57474C31
 """SQLite's application_id of our files ("WGL1"): another program's database is never touched."""
 
 
-class LedgerError(Exception):
-    """The ledger cannot be used; the message says why and what to do."""
+class LedgerError(sqlite3.Error):
+    """The ledger cannot be used; the message says why and what to do. Whoever catches SQLite's errors catches it."""
 
 
 class SchemaTooNew(LedgerError):  # noqa: N818 - the name says what happened
