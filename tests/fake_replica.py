@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import msgspec
 
@@ -209,8 +209,7 @@ class _Connection(asyncio.Protocol):
         self.drop_reuse = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own is none by class
         self.replica.connections += 1
         self.number = self.replica.connections
         self.replica.open.add(self)
