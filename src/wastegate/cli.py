@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"wastegate {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _up_parser(commands)
     _engine_parser(commands)
     _models_parser(commands)
     _replay_parser(commands)
@@ -48,6 +49,52 @@ def _parser() -> argparse.ArgumentParser:
 
 
 Commands = argparse._SubParsersAction
+
+
+def _up_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "up",
+        help="run the gateway",
+        description="Run the gateway in front of the replicas that wastegate.toml names; where it names none, start "
+        "local ones on this machine's CPU. Any OpenAI client can use it. Every call is written to the ledger that "
+        "`wastegate audit` reads. Prints 'ready URL admin URL' once it listens; on Ctrl-C or SIGTERM it takes no more "
+        "calls, lets streams finish, and stops what it started.",
+        epilog="examples:\n"
+        "  wastegate up                                   two local replicas of the small model, on port 8080\n"
+        "  wastegate up --config prod.toml                your replicas, prices, routes and timers\n"
+        "  curl localhost:8080/v1/models                  what is served\n"
+        "  curl localhost:8081/admin/state                the fleet, now\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, help="the configuration (default: ./wastegate.toml if there is one)")
+    add("--listen", help="address for clients, host:port (default: 127.0.0.1:8080)")
+    add("--admin", help="address for health, metrics and state (default: 127.0.0.1:8081)")
+    add("--data", type=Path, help="where ledger, journal and logs are kept (default: your data folder)")
+    add("--check", action="store_true", help="only check the configuration")
+    add("--verbose", action="store_true", help="log more")
+    parser.set_defaults(run=_up)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    import logging
+
+    from wastegate import site
+    from wastegate.gateway import app
+
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        here = site.load(arguments.config, listen=arguments.listen, admin=arguments.admin, data=arguments.data)
+    except site.ConfigError as error:
+        print(f"wastegate up: {error}", file=sys.stderr)
+        return 2
+    if arguments.check:
+        print(f"{here.source or 'defaults'}: ok; {len(here.gateway.replicas) or here.gateway.local.replicas} replicas")
+        return 0
+    return app.run(here.gateway)
 
 
 def _engine_parser(commands: Commands[argparse.ArgumentParser]) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
-from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
 from wastegate.gateway import app, children, control, probe, recorder
 from wastegate.gateway.request import Route
@@ -27,6 +27,14 @@ from wastegate.gateway.upstream import Origin, UrlError
 
 class ConfigError(ValueError):
     """The configuration cannot be used. The text names file, line and what to write instead."""
+
+
+class PriceError(ValueError):
+    pass
+
+
+def find_price(name: str) -> float:
+    raise PriceError(name)
 
 
 class _Gateway(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +75,8 @@ class Site(Struct, frozen=True):
     gateway: app.Config
     data: Path
     cache: Path
+    source: str = ""
+    """The file that was read, if any."""
 
     @property
     def ledger(self) -> Path:
@@ -100,27 +110,31 @@ def _directory(own: str, shared: str, fallback: str) -> Path:
     return (Path(base) if base else Path.home() / fallback) / "wastegate"
 
 
-def load(path: Path | None = None) -> Site:
+def load(
+    path: Path | None = None, *, listen: str | None = None, admin: str | None = None, data: Path | None = None
+) -> Site:
     """Read the configuration: ``path``, else $WASTEGATE_CONFIG, else ./wastegate.toml, else the defaults.
 
-    Raises ConfigError where a named file is missing, or anything in it is wrong.
+    The other arguments go over what the file says. Raises ConfigError where a named file is missing, or anything in
+    it is wrong.
     """
     if path is None and os.environ.get("WASTEGATE_CONFIG"):
         path = Path(os.environ["WASTEGATE_CONFIG"])
     if path is None and Path("wastegate.toml").is_file():
         path = Path("wastegate.toml")
-    if path is None:
-        return _site(_File(), "")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
-    return parse(text, str(path))
+    text = ""
+    if path is not None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
+    over = {"listen": listen, "data": str(data) if data is not None else None}
+    return parse(text, str(path) if path is not None else "", over, admin)
 
 
-def parse(text: str, name: str) -> Site:
+def parse(text: str, name: str, over: Mapping[str, str | None] | None = None, admin: str | None = None) -> Site:
     """The same from the text of a file called ``name``."""
     try:
         raw = tomllib.loads(text)
@@ -133,6 +147,10 @@ def parse(text: str, name: str) -> Site:
     except msgspec.ValidationError as error:
         message, _, at = str(error).partition(" - at `$")
         raise ConfigError(f"{where.of(_path(at))}: {message[:1].lower() + message[1:]}{_named(at)}") from None
+    given = {key: value for key, value in (over or {}).items() if value is not None}
+    file = replace(file, gateway=replace(file.gateway, **given))
+    if admin is not None:
+        file = replace(file, admin=replace(file.admin, listen=admin))
     try:
         return _site(file, name)
     except ConfigError:
@@ -162,7 +180,7 @@ def _site(file: _File, name: str) -> Site:
         replicas=tuple(_replicas(file.replicas, name)),
         local=file.local,
     )
-    return Site(config, data, cache_dir())
+    return Site(config, data, cache_dir(), name)
 
 
 def _replicas(rows: tuple[_Replica, ...], file: str) -> Iterator[Replica]:

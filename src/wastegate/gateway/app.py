@@ -24,7 +24,7 @@ from wastegate.levers import LEVERS
 log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
-_BEAT_SECONDS = 5.0
+_BEAT_SECONDS = 5
 _CHILD_SECONDS = 15.0
 
 
@@ -78,14 +78,16 @@ class _Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        now = Clock().now  # one clock for all that is written down
         book = recorder.Recorder(
             Path(config.ledger.journal or config.data / "journal"),
             Path(config.ledger.path or config.data / "ledger.db"),
             "gateway",
             config.ledger,
-            Clock().now,
+            now,
         )
-        hub = Hub(loop, World(config.breaker, config.budget), book, config.rules, LEVERS, config.limits.line)
+        world = World(config.breaker, config.budget)
+        hub = Hub(loop, now, world, book, config.rules, LEVERS, config.limits.line)
         roster = Roster(hub, book.save_spans)
         prober = probe.Prober(roster, config.probe)
         local = None if config.replicas else children.Children(config.local, roster, prober, config.data / "logs")
@@ -140,7 +142,7 @@ class _Gateway:
         gc.collect()
         gc.freeze()  # what is built once is not walked again by every collection
         sweep = asyncio.ensure_future(_sweep(gate))
-        beat = asyncio.ensure_future(_beat(roster))
+        beat = asyncio.ensure_future(_beat(roster, gate.hub.recorder))
         await self._stop.wait()
         sweep.cancel()
         beat.cancel()
@@ -154,7 +156,7 @@ class _Gateway:
         hub = gate.hub
         log.info("shutting down: %d calls in flight", len(hub.flights))
         deadline = hub.now() + self._config.limits.drain_seconds
-        while hub.flights and hub.now() < deadline:
+        while hub.flights and hub.now() < deadline:  # noqa: ASYNC110  # a poll at shutdown, not on the hot path
             await asyncio.sleep(0.05)
         for flight in list(hub.flights):
             flight.stop("shutdown")
@@ -170,7 +172,10 @@ async def _sweep(gate: Gate) -> None:
             connection.check(now)
 
 
-async def _beat(roster: Roster) -> None:
+async def _beat(roster: Roster, book: recorder.Recorder) -> None:
+    """Note that all lives: a killed gateway's spans and calls end when it was last seen."""
     while True:
         roster.beat()
-        await asyncio.sleep(_BEAT_SECONDS)
+        for _ in range(_BEAT_SECONDS):
+            book.beat()
+            await asyncio.sleep(1.0)

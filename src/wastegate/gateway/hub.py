@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from wastegate.core.admission import Line
 from wastegate.core.call import Call
 from wastegate.core.effects import Reply
 from wastegate.core.fleet import Replica, View
 from wastegate.core.ledger import Admission, Entry
 from wastegate.core.lifecycle import Lever
+from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules
 from wastegate.core.world import World
 from wastegate.gateway.recorder import Recorder
@@ -44,6 +44,7 @@ class Hub:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        now: Callable[[], float],
         world: World,
         recorder: Recorder,
         rules: Rules,
@@ -51,15 +52,14 @@ class Hub:
         line_bound: int,
     ) -> None:
         self.loop = loop
+        self.now = now
         self.world = world
         self.recorder = recorder
         self.rules = rules
         self.levers = levers
         self.tally = Tally()
         self.flights: set[Flight] = set()
-        self.now = Clock().now
-        self._line_bound = line_bound
-        self._lines: dict[str, Line[Flight]] = {}
+        self._lines: Lines[Flight] = Lines(line_bound)
         self._pools: dict[str, Pool] = {}
         self._wake_planned = False
         self._sweeper: asyncio.TimerHandle | None = None
@@ -90,11 +90,7 @@ class Hub:
 
     def look(self, flight: Flight, call: Call) -> View:
         """This instant, for this call. Whoever is not at the head of its line has others ahead."""
-        ahead = 0
-        if self._lines:
-            line = self._lines.get(call.model)
-            if line is not None and line.head() is not flight:
-                ahead = len(line)
+        ahead = self._lines.ahead(call.model, flight) if self._lines else 0
         return self.world.view(call, self.now(), random.random(), ahead)
 
     def claim(self, flight: Flight, call: Call, plan: Plan, now: float) -> bool:
@@ -134,23 +130,15 @@ class Hub:
 
     def queue(self, flight: Flight, call: Call) -> bool:
         """A place in the line of the call's model, or the place that it has already. False if the line is full."""
-        line = self._lines.get(call.model)
-        if line is None:
-            line = self._lines[call.model] = Line(self._line_bound)
-        return flight in line or line.join(flight, call.priority)
+        return self._lines.join(call.model, flight, call.priority)
 
     def leave(self, flight: Flight, call: Call) -> None:
-        if not self._lines:
-            return
-        line = self._lines.get(call.model)
-        if line is not None and line.leave(flight):
-            if not line:
-                del self._lines[call.model]
+        if self._lines and self._lines.leave(call.model, flight):
             self.changed()
 
     @property
     def waiting(self) -> int:
-        return sum(len(line) for line in self._lines.values())
+        return len(self._lines)
 
     def changed(self) -> None:
         """A slot, a replica or the head of a line has changed: let the heads look again, once, soon."""
@@ -161,10 +149,8 @@ class Hub:
     def _wake(self) -> None:
         self._wake_planned = False
         now = self.now()
-        for line in list(self._lines.values()):
-            head = line.head()
-            if head is not None:
-                head.wake(now)  # if it gets its place it leaves the line, which wakes the next
+        for head in self._lines.heads():
+            head.wake(now)  # if it gets its place it leaves the line, which wakes the next
 
     # ---- time
 

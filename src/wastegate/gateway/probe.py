@@ -33,7 +33,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prober:
-    """One task for each replica. ``managed`` replicas are processes of our own: their supervisor says when they load."""
+    """One task for each replica. A ``managed`` one is a process of our own: its supervisor says when it loads."""
 
     def __init__(self, roster: Roster, config: Config) -> None:
         self._roster = roster

@@ -4,7 +4,6 @@ a thread of its own feeds the database."""
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from msgspec import Struct
 from wastegate.core.ledger import Admission, Entry, ReplicaSpan
 from wastegate.store.entries import Ledger
 from wastegate.store.journal import Journal, JournalError, replay
+from wastegate.store.schema import LedgerError
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """The SQLite file; empty means ``ledger.db`` in the data directory."""
     journal: str = ""
     """The journal's directory; empty means ``journal`` in the data directory."""
-    segment_mb: int = 64
+    segment_mb: int = 32
     """The journal starts a new file at this size; a file goes once all of it is in the ledger."""
     when_full: str = "refuse"
     """What happens to new calls when the disk takes no more: "refuse" them (503), or "serve" them unrecorded."""
@@ -55,7 +55,6 @@ class Recorder:
         self._directory = journal
         self._recover()
         self._journal = Journal(journal, worker, segment_bytes=config.segment_mb << 20)
-        self._open: dict[str, Admission] = {}
         self._pending: deque[Entry | ReplicaSpan | Path] = deque()
         """For the thread, in order. A path is a closed segment: it may go once all before it is in the ledger."""
         self._due = threading.Event()
@@ -84,7 +83,6 @@ class Recorder:
 
     def admit(self, admission: Admission) -> None:
         """A call is on its way to a replica."""
-        self._open[admission.id] = admission
         try:
             self._journal.admit(admission)
         except JournalError as error:
@@ -92,7 +90,6 @@ class Recorder:
 
     def end(self, entry: Entry) -> None:
         """Write the end of a call. After this returns, a kill of this process cannot lose it."""
-        self._open.pop(entry.id, None)
         try:
             self._journal.end(entry)
         except JournalError as error:
@@ -109,8 +106,24 @@ class Recorder:
         if self._journal.full:
             self._rotate()
 
+    def beat(self) -> None:
+        """The gateway lives: what a kill cuts off is charged up to here."""
+        try:
+            self._journal.beat(self._now())
+        except JournalError as error:
+            self._failed(error)
+
     def save_spans(self, spans: Sequence[ReplicaSpan]) -> None:
         self._pending.extend(spans)
+
+    def _rotate(self) -> None:
+        try:
+            old = self._journal.rotate()
+        except JournalError as error:
+            self._failed(error)
+            return
+        if old is not None:
+            self._pending.append(old)
 
     def _failed(self, error: JournalError) -> None:
         self._tried = self._now()
@@ -118,39 +131,24 @@ class Recorder:
             log.error("the journal cannot be written: %s", error)
         self.failing = str(error)
 
-    def _rotate(self) -> None:
-        """Start a new segment. Calls in flight are admitted there again, so that the old one can go."""
-        try:
-            old = self._journal.rotate()
-            for admission in self._open.values():
-                self._journal.admit(admission)
-        except JournalError as error:
-            self._failed(error)
-            return
-        if old is not None:
-            self._pending.append(old)
-
     # ---- the ledger's thread
 
     def _recover(self) -> None:
         """Take over what an earlier process left in the journal: its ends, and as ``lost`` what it had in flight."""
-        ledger = Ledger(self._ledger_path)
-        try:
-            taken = replay(self._directory, ledger.add)
-        finally:
-            ledger.close()
+        with Ledger(self._ledger_path) as ledger:
+            taken = replay(self._directory, ledger.add, self._damaged)
         if taken:
             log.warning("%d calls of an earlier run were taken from the journal into the ledger", taken)
 
+    def _damaged(self, segment: Path, lines: int) -> None:
+        log.error("%d lines of the journal %s make no sense; it is kept, renamed to end in .damaged", lines, segment)
+
     def _run(self) -> None:
-        ledger = Ledger(self._ledger_path)
-        try:
+        with Ledger(self._ledger_path) as ledger:
             while not self._stopping:
                 self._due.wait(_BATCH_SECONDS)
                 self._copy(ledger)
             self._copy(ledger)
-        finally:
-            ledger.close()
 
     def _copy(self, ledger: Ledger) -> None:
         """Move what is pending into the ledger; what it does not take now stays pending, in order."""
@@ -162,13 +160,16 @@ class Recorder:
                 ledger.save_spans(spans)
             if entries:
                 ledger.add(entries)
-        except sqlite3.Error as error:  # a full disk, a locked file
+        except LedgerError as error:  # a full disk, a locked file
             log.error("the ledger cannot be written: %s; the journal keeps the calls", error)
             self._pending.extendleft(reversed(batch))
             return
         for item in batch:
             if isinstance(item, Path) and not self._spilled:
                 item.unlink(missing_ok=True)
+        if self._spilled and not self._pending:
+            replay(self._directory, ledger.add, self._damaged)  # memory had no room for it: read what was closed
+            self._spilled = False
 
     def close(self) -> None:
         """Write all that is pending, then stop."""

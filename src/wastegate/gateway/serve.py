@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httptools
 from msgspec import Struct
@@ -85,8 +85,7 @@ class ClientConnection(asyncio.Protocol):
     # ---- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are none by inheritance
         self._gate.connections.add(self)
         if len(self._gate.connections) > self._gate.limits.connections:
             self._reject(503, "the gateway holds as many connections as it may; try again shortly", "connections")

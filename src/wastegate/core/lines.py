@@ -1,0 +1,58 @@
+"""The lines of calls that wait for a replica, one for each model. Who is next, and nothing of what wakes them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from wastegate.core.admission import Line
+
+Ticket = TypeVar("Ticket", bound=Hashable)
+
+
+class Lines(Generic[Ticket]):
+    """A bounded line for each model, there only while somebody stands in it.
+
+    A model's line never holds up another's: its replicas may be the only ones that are full.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._lines: dict[str, Line[Ticket]] = {}
+
+    def __len__(self) -> int:
+        """Tickets in all lines together."""
+        return sum(len(line) for line in self._lines.values())
+
+    def join(self, model: str, ticket: Ticket, priority: int = 0) -> bool:
+        """A place, or the place that it has already. False if the model's line is full."""
+        line = self._lines.get(model)
+        if line is None:
+            line = Line(self._bound)
+        if ticket not in line and not line.join(ticket, priority):
+            return False
+        self._lines[model] = line
+        return True
+
+    def leave(self, model: str, ticket: Ticket) -> bool:
+        """Give up a place. False if the ticket has none."""
+        line = self._lines.get(model)
+        if line is None or not line.leave(ticket):
+            return False
+        if not line:
+            del self._lines[model]
+        return True
+
+    def ahead(self, model: str, ticket: Ticket) -> int:
+        """How many may go first: none for the head of its line, everybody in the line for one without a place.
+
+        For one in the middle this is an upper bound, since it counts those behind as well.
+        """
+        line = self._lines.get(model)
+        if line is None or line.head() == ticket:
+            return 0
+        return len(line) - (ticket in line)
+
+    def heads(self) -> list[Ticket]:
+        """Whose turn it is, one for each model that has a line."""
+        return [head for line in self._lines.values() if (head := line.head()) is not None]
