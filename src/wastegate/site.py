@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
+from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
 from wastegate.gateway import app, children, control, probe, recorder
 from wastegate.gateway.request import Route
@@ -27,14 +28,6 @@ from wastegate.gateway.upstream import Origin, UrlError
 
 class ConfigError(ValueError):
     """The configuration cannot be used. The text names file, line and what to write instead."""
-
-
-class PriceError(ValueError):
-    pass
-
-
-def find_price(name: str) -> float:
-    raise PriceError(name)
 
 
 class _Gateway(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -20,6 +21,8 @@ from wastegate.gateway.request import Gate, Route
 from wastegate.gateway.roster import Roster
 from wastegate.gateway.serve import ClientConnection, Limits
 from wastegate.levers import LEVERS
+from wastegate.store.journal import JournalError
+from wastegate.store.schema import LedgerError
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +55,16 @@ class StartError(Exception):
 
 def run(config: Config) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit code."""
+
+    async def serve() -> None:
+        gateway = Gateway(config)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, gateway.stop)
+        await gateway.run(lambda: print(f"ready {gateway.url} admin {gateway.admin_url}", flush=True))
+
     try:
-        uvloop.run(_Gateway(config).run())
+        uvloop.run(serve())
     except StartError as error:
         log.error("%s", error)
         return 2
@@ -68,26 +79,26 @@ def address(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class _Gateway:
+class Gateway:
+    """One gateway process."""
+
     def __init__(self, config: Config) -> None:
         self._config = config
         self._stop = asyncio.Event()
+        self.url = ""
+        self.admin_url = ""
 
-    async def run(self) -> None:
+    def stop(self) -> None:
+        """Begin to shut down; ``run`` returns when it is done."""
+        self._stop.set()
+
+    async def run(self, started: Callable[[], object]) -> None:
+        """Serve until ``stop``. ``started`` is called once clients can connect. Raises StartError."""
         config = self._config
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
         now = Clock().now  # one clock for all that is written down
-        book = recorder.Recorder(
-            Path(config.ledger.journal or config.data / "journal"),
-            Path(config.ledger.path or config.data / "ledger.db"),
-            "gateway",
-            config.ledger,
-            now,
-        )
+        book = self._open_book(now)
         world = World(config.breaker, config.budget)
-        hub = Hub(loop, now, world, book, config.rules, LEVERS, config.limits.line)
+        hub = Hub(asyncio.get_running_loop(), now, world, book, config.rules, LEVERS, config.limits.line)
         roster = Roster(hub, book.save_spans)
         prober = probe.Prober(roster, config.probe)
         local = None if config.replicas else children.Children(config.local, roster, prober, config.data / "logs")
@@ -95,7 +106,8 @@ class _Gateway:
         admin = control.Control(hub, config.control, *address(config.control.listen))
         try:
             server = await self._listen(gate, admin)
-            await self._serve(gate, roster, prober, local, server)
+            started()
+            await self._serve(gate, roster, prober, local)
             await self._drain(gate, server)
         finally:
             if local is not None:
@@ -106,21 +118,27 @@ class _Gateway:
             hub.stop()
             book.close()
 
+    def _open_book(self, now: Callable[[], float]) -> recorder.Recorder:
+        config = self._config
+        journal = Path(config.ledger.journal or config.data / "journal")
+        ledger = Path(config.ledger.path or config.data / "ledger.db")
+        try:
+            return recorder.Recorder(journal, ledger, "gateway", config.ledger, now)
+        except (LedgerError, JournalError, OSError) as error:
+            raise StartError(f"calls cannot be written down: {error}") from None
+
     async def _listen(self, gate: Gate, admin: control.Control) -> asyncio.Server:
         host, port = address(self._config.listen)
+        admin_host, _ = address(self._config.control.listen)
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(lambda: ClientConnection(gate), host, port, backlog=_BACKLOG)
             admin_port = await admin.start()
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror or error}; is another gateway running there?") from None
-        bound = server.sockets[0].getsockname()
-        log.info("listening on http://%s:%d, admin on port %d", bound[0], bound[1], admin_port)
-        # For scripts and for tests that ask for port 0.
-        print(
-            f"ready http://{bound[0]}:{bound[1]} admin http://{address(self._config.control.listen)[0]}:{admin_port}",
-            flush=True,
-        )
+        self.url = f"http://{_host(host)}:{server.sockets[0].getsockname()[1]}"
+        self.admin_url = f"http://{_host(admin_host)}:{admin_port}"
+        log.info("listening on %s, admin on %s", self.url, self.admin_url)
         return server
 
     async def _serve(
@@ -129,7 +147,6 @@ class _Gateway:
         roster: Roster,
         prober: probe.Prober,
         local: children.Children | None,
-        server: asyncio.Server,
     ) -> None:
         await prober.start()
         if local is not None:
@@ -161,6 +178,10 @@ class _Gateway:
         for flight in list(hub.flights):
             flight.stop("shutdown")
         await asyncio.sleep(0)  # let the last writes leave
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 async def _sweep(gate: Gate) -> None:
