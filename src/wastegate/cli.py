@@ -14,6 +14,7 @@ from wastegate import __version__
 
 if TYPE_CHECKING:
     from wastegate.local.models import Library
+    from wastegate.steps.audit import Where
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -45,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     _engine_parser(commands)
     _models_parser(commands)
     _replay_parser(commands)
+    _audit_parser(commands)
+    _explain_parser(commands)
     return parser
 
 
@@ -322,6 +325,112 @@ def _replay(arguments: argparse.Namespace) -> int:
     else:
         Console().print(table(done.report))
     return exit_code(done.report)
+
+
+def _ledger_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ledger", type=Path, metavar="PATH", help="the ledger (default: the gateway's own)")
+    parser.add_argument("--config", type=Path, help="the gateway's configuration, which says where its ledger is")
+    parser.add_argument("--json", action="store_true", help="print as JSON, in dollars, seconds and tokens")
+
+
+def _audit_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "audit",
+        help="where the money went: the bill, and what each request cost",
+        description="Read the ledger and show the bill (requests, idle, overhead, waste), what requests cost by route, "
+        "model, tenant, class and tag, latency, and how much of it is a guess. docs/costs.md tells how it is counted.",
+        epilog="exit codes: 0 shown, 1 the figures do not add up, 2 no ledger or bad usage\n"
+        "\nexamples:\n"
+        "  wastegate audit                          everything\n"
+        "  wastegate audit --since 1h               the last hour\n"
+        "  wastegate audit --since 2026-05-04 --until 2026-05-05T12:00 --json\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--since", metavar="WHEN", help="90s, 15m, 1h, 7d, 2w ago, or a date or time (default: ever)")
+    parser.add_argument("--until", metavar="WHEN", help="the same, for the end (default: now)")
+    _ledger_flags(parser)
+    parser.set_defaults(run=_audit)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    import math
+    import time
+
+    from wastegate.steps import audit, audit_view
+    from wastegate.steps.window import parse_when
+    from wastegate.store.schema import LedgerError
+
+    now = time.time()
+    try:
+        start = parse_when(arguments.since, now) if arguments.since else -math.inf
+        end = parse_when(arguments.until, now) if arguments.until else math.inf
+        report = audit.run(_where(arguments), start, end)
+    except (ValueError, OSError, LedgerError) as error:
+        print(f"wastegate audit: {error}", file=sys.stderr)
+        return 2
+    verdict = audit.judge(report)
+    if arguments.json:
+        _print_json({"report": report, "verdict": verdict})
+    else:
+        from rich.console import Console
+
+        Console().print(audit_view.view(report, verdict))
+    return 1 if verdict.ruling == "fail" else 0
+
+
+def _explain_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="one call: what happened to it, and each part of its cost",
+        description="Show one call's trail of decisions, times, tokens, attempts and cost. What is a guess is marked.",
+        epilog="exit codes: 0 shown, 2 no such call or no ledger\n"
+        "\nexample:\n"
+        "  wastegate explain 01J9ZK      the x-request-id of a response, or its beginning\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("id", help="the call's id (x-request-id in its response), or its beginning if no other has it")
+    _ledger_flags(parser)
+    parser.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from wastegate.steps import explain, explain_view
+    from wastegate.store.schema import LedgerError
+
+    try:
+        explanation = explain.explain(_where(arguments), arguments.id)
+    except KeyError as error:
+        print(f"wastegate explain: {error.args[0]}", file=sys.stderr)
+        return 2
+    except (ValueError, OSError, LedgerError) as error:
+        print(f"wastegate explain: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        _print_json(explanation)
+    else:
+        from rich.console import Console
+
+        Console().print(explain_view.view(explanation))
+    return 0
+
+
+def _where(arguments: argparse.Namespace) -> Where:
+    """Where the ledger is: named, or the configured gateway's. Raises ValueError for a wrong configuration."""
+    from wastegate.steps.audit import At
+
+    if arguments.ledger is not None:
+        return At(arguments.ledger)
+    from wastegate import site
+
+    return site.load(arguments.config)
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 if __name__ == "__main__":

@@ -34,12 +34,12 @@ def summary(values: npt.NDArray[np.float64]) -> Summary | None:
     return Summary(len(some), float(some.mean()), p50, p95, p99)
 
 
-def dearest(values: npt.NDArray[np.int64], shares: Sequence[float]) -> list[float] | None:
-    """For each share of the calls (0 to 1), what part of the sum the dearest of them make up. At least one call
-    counts. None where there is nothing to share out."""
+def dearest(values: npt.NDArray[np.int64], shares: Sequence[float]) -> list[tuple[float, float]]:
+    """(share, part): the dearest ``share`` (0 to 1) of the values make up that part of their sum. Only shares that
+    are at least one value; nothing where the sum is 0."""
     total = int(values.sum())
     if total <= 0:
-        return None
+        return []
     running = np.cumsum(np.sort(values)[::-1])
-    counts = [max(1, round(share * len(values))) for share in shares]
-    return [float(running[count - 1] / total) for count in counts]
+    counts = [(share, round(share * len(values))) for share in shares]
+    return [(share, float(running[count - 1] / total)) for share, count in counts if count]

@@ -30,7 +30,9 @@ class Ledger:
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
         if not create and not path.is_file():
-            raise FileNotFoundError(f"there is no ledger at {path}")
+            raise FileNotFoundError(
+                f"there is no ledger at {path}: `wastegate up` writes one; --ledger names another place"
+            )
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -98,26 +100,25 @@ class Ledger:
         """The texts of labels, such as those of ``Facts.tags``."""
         return rows.texts(self._db, sorted({int(label) for label in labels}))
 
-    def entry(self, prefix: str) -> Entry:
-        """The call whose id is, or alone begins with, ``prefix``. Raises KeyError with a sentence for the reader."""
+    def key(self, prefix: str) -> int:
+        """The row key (``Calls.key`` in facts) of the call whose id is, or alone begins with, ``prefix``.
+
+        Raises KeyError with a sentence for the reader.
+        """
         found = self._db.execute(
             "SELECT seq, id FROM entry_text WHERE id >= ? AND id < ? ORDER BY id LIMIT 6",
             (prefix, prefix + "\U0010ffff"),
         ).fetchall()
-        exact = [row for row in found if row[1] == prefix] or found
-        if not exact or not prefix:
+        if not prefix or not found:
             raise KeyError(f"no call in {self.path} has an id that begins with {prefix!r}")
-        if len(exact) > 1:
-            some = ", ".join(name for _, name in exact[:5])
-            raise KeyError(f"several calls have an id that begins with {prefix!r}: {some}{' …' * (len(exact) > 5)}")
-        return rows.read(self._db, [exact[0][0]])[0]
+        if len(found) > 1 and found[0][1] != prefix:
+            some = ", ".join(name for _, name in found[:5]) + " …" * (len(found) > 5)
+            raise KeyError(f"several calls have an id that begins with {prefix!r}: {some}")
+        return int(found[0][0])
 
-    def during(self, start: float, end: float) -> list[Entry]:
-        """Whole entries that touch [start, end), for short windows: a call and its surroundings."""
-        found = self._db.execute(
-            "SELECT seq FROM entry WHERE last > ? AND arrived < ? ORDER BY seq", (start, end)
-        ).fetchall()
-        return rows.read(self._db, [seq for (seq,) in found])
+    def entry(self, prefix: str) -> Entry:
+        """That call, whole. Raises KeyError as :meth:`key` does."""
+        return rows.read(self._db, [self.key(prefix)])[0]
 
 
 class _Transaction:
