@@ -27,7 +27,8 @@ PURE := src/wastegate/core/*,src/wastegate/openai/*,src/wastegate/levers/*
 help: ## list what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(RUN) ## from nothing to a cost report: model, gateway, two replicas, traffic, audit
+# Where everything is installed already, the demo needs nothing more.
+demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## from nothing to a cost report: model, gateway, two replicas, traffic, audit
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 test: $(DEV) ## lint, types, import rules, then every test with coverage

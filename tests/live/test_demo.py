@@ -1,0 +1,70 @@
+"""`make demo`, as a newcomer runs it: from the model to the cost report, and nothing left running afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints. The model comes from the user's cache, or is fetched; all else goes to a folder of ours."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("demo"))
+    pull = [sys.executable, "-m", "wastegate", "models", "pull", "smollm2-135m-instruct"]
+    fetched = subprocess.run(pull, capture_output=True, text=True, timeout=600)
+    if fetched.returncode:
+        pytest.skip(f"the model cannot be fetched here: {fetched.stderr.strip()[-300:]}")
+    child = subprocess.Popen(
+        ["make", "demo"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = child.communicate(timeout=600)
+    finally:
+        left = _left_running(child.pid)
+    assert child.returncode == 0, output
+    assert not left, f"the demo left processes running:\n{output}"
+    return output
+
+
+def _left_running(group: int) -> bool:
+    """Whether any process of the demo is still there; it is stopped, so that it troubles no other test."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_it_ends_with_a_cost_report(demo: str) -> None:
+    said = re.sub(r"\x1b\[[0-9;]*m", "", demo)
+    steps = re.findall(r"^(\d)\. ", said, flags=re.M)
+    assert steps == ["1", "2", "3", "4", "5"]
+    report = said[said.index("5. What it cost") :]
+    assert "$" in report, "a cost report names dollars"
+    assert "Traceback" not in said
+
+
+def test_its_ledger_can_be_asked_again(demo: str) -> None:
+    found = re.search(r"The ledger stays at (\S+)\.", demo)
+    assert found
+    asked = [sys.executable, "-m", "wastegate", "audit", "--ledger", found[1], "--json"]
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.lstrip().startswith("{")
