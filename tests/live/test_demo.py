@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the demo prints. The model comes from the user's cache, or is fetched; all else goes to a folder of ours."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    environment["TMPDIR"] = str(tmp_path_factory.mktemp("demo"))
+    mark = str(tmp_path_factory.mktemp("demo"))
+    environment["TMPDIR"] = mark
     pull = [sys.executable, "-m", "wastegate", "models", "pull", "smollm2-135m-instruct"]
     fetched = subprocess.run(pull, capture_output=True, text=True, timeout=600)
     if fetched.returncode:
@@ -37,19 +38,24 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     try:
         output, _ = child.communicate(timeout=600)
     finally:
-        left = _left_running(child.pid)
+        left = _stop_what_is_left(mark)
     assert child.returncode == 0, output
-    assert not left, f"the demo left processes running:\n{output}"
+    assert not left, f"the demo left processes running: {left}\n{output}"
     return output
 
 
-def _left_running(group: int) -> bool:
-    """Whether any process of the demo is still there; it is stopped, so that it troubles no other test."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+def _stop_what_is_left(mark: str) -> list[str]:
+    """The command lines of the demo's processes that are still there, found by their environment; each is stopped."""
+    left = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"TMPDIR={mark}\0".encode() not in (process / "environ").read_bytes():
+                continue
+            left.append((process / "cmdline").read_text().replace("\0", " "))
+            os.kill(int(process.name), signal.SIGKILL)
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue  # it ended while we looked, or is nobody of ours
+    return left
 
 
 def test_it_ends_with_a_cost_report(demo: str) -> None:
