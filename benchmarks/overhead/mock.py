@@ -133,6 +133,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         data = self.buffer + data if self.buffer else data
+        if data.startswith(b"PRI "):  # sglang-router asks whether we speak gRPC
+            self.transport.close()
+            return
         while (end := data.find(b"\r\n\r\n")) >= 0:
             match = LENGTH.search(data, 0, end)
             if match is None and b"transfer-encoding: chunked" in data[:end].lower():

@@ -72,23 +72,15 @@ def environment(name: str, requirement: str) -> Path:
 # ---- ours
 
 
-def wastegate(*flags: str, **settings: object) -> Callable[[int, list[int], Path], Start]:
-    """``wastegate up`` with everything on that is on by default; ``settings`` are lines of its file."""
+def wastegate(*flags: str) -> Callable[[int, list[int], Path], Start]:
+    """``wastegate up`` as it comes: all that is on by default is on, and the calls go into a ledger of its own."""
 
     def start(port: int, replicas: list[int], folder: Path) -> Start:
-        lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in settings.items()]
-        lines += [f'listen = "127.0.0.1:{port}"']
-        for number, replica in enumerate(replicas):
-            lines += [
-                "",
-                "[[replicas]]",
-                f'name = "mock-{number}"',
-                f'url = "http://127.0.0.1:{replica}"',
-                'price = "1.00"',
-            ]
+        rows = [f'[[replicas]]\nurl = "{url}"\nprice_per_hour = 1.0\n' for url in _urls(replicas)]
         file = folder / "wastegate.toml"
-        file.write_text("\n".join(lines) + "\n")
-        return Start([sys.executable, "-m", "wastegate", "up", "--config", str(file), *flags])
+        file.write_text("".join(rows))
+        argv = [sys.executable, "-m", "wastegate", "up", "--config", str(file), "--data", str(folder / "data")]
+        return Start([*argv, "--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{free_port()}", *flags])
 
     return start
 
