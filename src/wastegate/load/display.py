@@ -79,7 +79,10 @@ def table(report: Report) -> RenderableType:
 def _cells(found: Spread | None) -> list[str]:
     if found is None:
         return ["0", *["–"] * 5]
-    return [f"{found.n:,}", *(duration(value) for value in (found.mean, found.p50, found.p95, found.p99, found.max))]
+    return [
+        f"{found.count:,}",
+        *(duration(value) for value in (found.mean, found.p50, found.p95, found.p99, found.max)),
+    ]
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

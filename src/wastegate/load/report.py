@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from wastegate.core.stats import summary
 from wastegate.load.openloop import Progress, Result
 from wastegate.load.prompts import Source, tolerance
 
@@ -20,9 +21,9 @@ GRACE = 0.05
 
 
 class Spread(Struct, frozen=True):
-    """Seconds, over ``n`` requests."""
+    """Seconds, over ``count`` requests."""
 
-    n: int
+    count: int
     mean: float
     p50: float
     p95: float
@@ -122,10 +123,10 @@ class Facts(Struct, frozen=True, kw_only=True):
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Mean and quantiles of what is there; None if nothing is."""
     known = np.array([value for value in values if value is not None])
-    if not known.size:
+    found = summary(known)
+    if found is None:
         return None
-    p50, p95, p99 = (float(value) for value in np.quantile(known, (0.5, 0.95, 0.99)))
-    return Spread(int(known.size), float(known.mean()), p50, p95, p99, float(known.max()))
+    return Spread(found.count, found.mean, found.p50, found.p95, found.p99, float(known.max()))
 
 
 def summarise(results: Sequence[Result], progress: Progress, facts: Facts) -> Report:

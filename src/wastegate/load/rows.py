@@ -14,6 +14,9 @@ FORMATS: tuple[str, ...] = get_args(Format)
 BLOCK_TOKENS = 512
 """Tokens that one Mooncake hash id stands for; a row's last block may be shorter."""
 
+MOST_TOKENS = 100_000_000
+"""A larger count is a mistake in the file: no model takes it, and a prompt of it would fill the memory."""
+
 
 class TraceError(ValueError):
     """A trace that cannot be read. The text names the file, the line, the column and what to do."""
@@ -84,6 +87,6 @@ class Line(Struct, frozen=True):
         value = members.get(name)
         if value is None:
             raise self.error(f"{name} is missing", 1)
-        if type(value) is not int or value < 0:
+        if type(value) is not int or not 0 <= value <= MOST_TOKENS:
             raise self.wrong(name, f"{value!r} is not a whole number of tokens")
         return value

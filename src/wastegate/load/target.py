@@ -28,8 +28,9 @@ class Model(Struct, frozen=True):
 class Target:
     """One server, at ``base`` (with or without a final /v1)."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, base: str, patience: float = ASK_SECONDS) -> None:
         self._session = session
+        self._patience = patience
         self.base = base.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
             raise TargetError(f"--url {base}: must begin with http:// or https://, such as http://127.0.0.1:8080")
@@ -85,12 +86,12 @@ class Target:
         data = msgspec.json.encode(body) if body is not None else None
         headers = {"content-type": "application/json"} if body is not None else {}
         url = self.base + path
-        wait = aiohttp.ClientTimeout(total=ASK_SECONDS)
+        wait = aiohttp.ClientTimeout(total=self._patience)
         try:
             async with self._session.request(method, url, data=data, headers=headers, timeout=wait) as response:
                 raw = await response.read()
         except TimeoutError:
-            raise TargetError(f"{url} did not answer within {ASK_SECONDS:.0f} s") from None
+            raise TargetError(f"{url} did not answer within {self._patience:g} s") from None
         except aiohttp.ClientError as error:
             raise TargetError(f"{url} cannot be reached: {error}. Is the server running there?") from None
         if response.status == 401:

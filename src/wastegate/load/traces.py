@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from wastegate.load.rows import BLOCK_TOKENS, Format, HangUp, Line, Row, Trace, TraceError
+from wastegate.load.rows import BLOCK_TOKENS, MOST_TOKENS, Format, HangUp, Line, Row, Trace, TraceError
 
 _TAG_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -142,7 +142,10 @@ def _azure(header: Line, lines: Iterator[Line]) -> Iterator[Row]:
 
 
 def _cells(line: Line) -> list[str]:
-    return [cell.strip() for cell in next(csv.reader([line.text]), [])]
+    try:
+        return [cell.strip() for cell in next(csv.reader([line.text]), [])]
+    except csv.Error as error:
+        raise line.error(f"not CSV: {error}") from None
 
 
 def _column(cells: list[str], index: int) -> int:
@@ -161,9 +164,10 @@ def _moment(line: Line, cells: list[str], index: int) -> float:
 
 
 def _whole_cell(line: Line, cells: list[str], index: int, name: str) -> int:
-    if not cells[index].isascii() or not cells[index].isdigit():
-        raise line.error(f"{name} is {cells[index]!r}; it must be a whole number of tokens", _column(cells, index))
-    return int(cells[index])
+    cell = cells[index]
+    if not (cell.isascii() and cell.isdigit() and len(cell) <= 12 and int(cell) <= MOST_TOKENS):
+        raise line.error(f"{name} is {cell[:20]!r}; it must be a whole number of tokens", _column(cells, index))
+    return int(cell)
 
 
 # ---- JSON lines
@@ -172,6 +176,8 @@ def _whole_cell(line: Line, cells: list[str], index: int, name: str) -> int:
 def _object(line: Line) -> dict[str, Any]:
     try:
         members = msgspec.json.decode(line.text)
+    except RecursionError:
+        raise line.error("not JSON: nested too deeply", 1) from None
     except msgspec.DecodeError as error:
         problem, column = str(error), 1
         try:
