@@ -87,6 +87,8 @@ class Gateway:
         self._stop = asyncio.Event()
         self.url = ""
         self.admin_url = ""
+        self.hub: Hub | None = None
+        """What its flights share, once it runs: for whoever wants to watch it from within."""
 
     def stop(self) -> None:
         """Begin to shut down; ``run`` returns when it is done."""
@@ -98,7 +100,7 @@ class Gateway:
         now = Clock().now  # one clock for all that is written down
         book = self._open_book(now)
         world = World(config.breaker, config.budget)
-        hub = Hub(asyncio.get_running_loop(), now, world, book, config.rules, LEVERS, config.limits.line)
+        hub = self.hub = Hub(asyncio.get_running_loop(), now, world, book, config.rules, LEVERS, config.limits.line)
         roster = Roster(hub, book.save_spans)
         prober = probe.Prober(roster, config.probe)
         local = None if config.replicas else children.Children(config.local, roster, prober, config.data / "logs")
