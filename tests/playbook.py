@@ -98,6 +98,6 @@ def view(*states: ReplicaState, **members: Any) -> View:
 
 def reply(replica: str, outcome: Outcome, *, number: int = 1, **facts: Any) -> Reply:
     """An attempt that was claimed at 100.1 and ended at 101; members of Reply are told apart from the attempt's."""
-    outer = {key: facts.pop(key) for key in ("started", "retry_after", "finish_reason") if key in facts}
+    outer = {key: facts.pop(key) for key in ("started", "can_continue", "retry_after", "finish_reason") if key in facts}
     attempt = Attempt(number, replica, claimed=100.1, ended=101.0, outcome=outcome)
     return Reply(replace(attempt, **facts), **outer)

@@ -10,7 +10,7 @@ from wastegate.core.effects import Claimed, Look, Prepare, Woken
 
 def test_equal_by_content() -> None:
     assert Prepare(call()) == Prepare(call())
-    assert Look(call(), ()) != Prepare(call())
+    assert Look(call(), ()) != Look(call(id="other"), ())
     assert view() == view()
 
 

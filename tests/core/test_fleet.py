@@ -18,3 +18,9 @@ def test_a_ready_replica_is_open() -> None:
 )
 def test_each_reason_closes_it(members: dict[str, object]) -> None:
     assert not state("a", **members).open_to_calls(0.5)
+
+
+def test_a_full_replica_is_fit_but_not_open() -> None:
+    full = state("a", cap=1, in_flight=1)
+    assert full.fit(0.0)
+    assert not full.open_to_calls(0.0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.playbook import Playbook, call, reply, state, view
-from wastegate.core.effects import Claim, Claimed, Look, Prepare, Queue, Woken
+from wastegate.core.effects import Claim, Claimed, Look, Prepare, Queue, Send, Woken
 from wastegate.core.fleet import View
 from wastegate.core.lifecycle import may_retry
 from wastegate.core.plan import Plan, Rules, Timers
@@ -13,7 +15,7 @@ from wastegate.core.plan import Plan, Rules, Timers
 TWO = view(state("a"), state("b"))
 
 
-def started(seen: View = TWO, **members: object) -> Playbook:
+def started(seen: View = TWO, **members: Any) -> Playbook:
     """A call that is being sent to its first replica."""
     book = Playbook(call(**members))
     book.prepare()
@@ -80,8 +82,29 @@ def test_a_replicas_own_error_is_passed_on() -> None:
 def test_an_answer_that_was_cut_after_it_began_is_final() -> None:
     book = started()
     book.send("failed", status=200, started=True, reason="cut: it closed the connection")
-    assert book.closed.refusal is None
-    assert book.closed.entry.outcome == "failed"
+    assert book.closed.refusal is not None, "the text of the terminal event"
+    assert (book.closed.entry.outcome, book.closed.entry.status) == ("failed", 200)
+
+
+def test_a_cut_before_the_first_byte_went_out_is_tried_elsewhere() -> None:
+    book = started()
+    book.send("failed", status=200, reason="cut: it closed the connection")
+    book.look(TWO)
+    assert book.expect(Claim).plan.number == 2
+    book.grant()
+    assert not book.expect(Send).continues
+
+
+def test_a_stream_that_may_continue_goes_on_elsewhere() -> None:
+    book = started(may_continue=True)
+    book.send("failed", status=200, started=True, can_continue=True, reason="cut: it closed the connection")
+    book.look(TWO)
+    book.grant()
+    assert book.expect(Send).continues
+    book.send("finished", status=200, started=True, can_continue=True)
+    entry = book.closed.entry
+    assert (entry.outcome, len(entry.attempts)) == ("finished", 2)
+    assert entry.trail[1] == "a failed (cut: it closed the connection): goes on from its text on another"
 
 
 def test_a_client_that_left_before_any_byte_is_499_and_after_it_the_status_that_it_saw() -> None:
@@ -207,10 +230,15 @@ def test_a_plan_that_holds_nothing_is_a_bug_in_a_lever() -> None:
         ({"status": 500, "reason": "status 500"}, True),
         ({"status": 429, "reason": "status 429"}, False),
         ({"status": 400, "reason": "status 400"}, False),
-        ({"status": 200, "reason": "cut", "started": True}, False),
+        ({"status": 200, "reason": "cut: gone"}, True),
+        ({"status": 200, "reason": "cut: gone", "started": True}, False),
+        ({"status": 200, "reason": "cut: gone", "started": True, "can_continue": True}, True),
+        ({"status": 200, "reason": "timeout: idle", "started": True, "can_continue": True}, True),
+        ({"status": 200, "reason": "timeout: total", "started": True, "can_continue": True}, False),
+        ({"status": 200, "reason": "error event: boom", "started": True, "can_continue": True}, False),
     ],
 )
-def test_only_what_is_safe_is_retried(facts: dict[str, object], retried: bool) -> None:
+def test_only_what_is_safe_is_retried(facts: dict[str, Any], retried: bool) -> None:
     failed = reply("a", "failed", **facts)
     assert may_retry(failed, (failed.attempt,), TWO, Rules()) is retried
 

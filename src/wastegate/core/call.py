@@ -32,8 +32,8 @@ class Call(Struct, frozen=True, gc=False):
     n: int = 1
     deterministic: bool = False
     """Temperature 0 (or a fixed seed): the same call gives the same answer on any replica."""
-    structured: bool = False
-    """Tools or guided decoding: its text so far cannot be handed to another replica."""
+    may_continue: bool = False
+    """A stream that breaks may go on elsewhere: the prompt and the text so far are sent to another replica."""
     priority: int = 0
     """Lower runs first, as in vLLM."""
     tags: tuple[tuple[str, str], ...] = ()

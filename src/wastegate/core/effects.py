@@ -45,6 +45,8 @@ class Send(Struct, frozen=True, gc=False):
 
     plan: Plan
     claimed: float
+    continues: bool = False
+    """Part of the answer is with the client: send what it has along, and relay only what is new."""
 
 
 Command = Prepare | Look | Queue | Claim | Send
@@ -69,7 +71,9 @@ class Reply(Struct, frozen=True, gc=False):
 
     attempt: Attempt
     started: bool = False
-    """Part of the answer has gone to the client: nothing can be retried any more."""
+    """Part of the answer has gone to the client: it cannot be tried anew any more."""
+    can_continue: bool = False
+    """The text that the client has is at hand, so that another replica could go on from it."""
     retry_after: float | None = None
     """Seconds, where the replica asked for it."""
     finish_reason: str = ""

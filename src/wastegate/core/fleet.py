@@ -35,14 +35,13 @@ class ReplicaState(Struct, frozen=True, gc=False):
     resting_until: float = 0.0
     """It asked to be left alone (Retry-After) until then."""
 
+    def fit(self, now: float) -> bool:
+        """Ready, not tripped, not resting: it takes calls, though perhaps none at this instant."""
+        return self.state == "ready" and self.breaker != "open" and self.resting_until <= now
+
     def open_to_calls(self, now: float) -> bool:
-        """Ready, not tripped, not resting, and below its cap."""
-        return (
-            self.state == "ready"
-            and self.breaker != "open"
-            and self.resting_until <= now
-            and (self.replica.cap is None or self.in_flight < self.replica.cap)
-        )
+        """Fit, and below its cap."""
+        return self.fit(now) and (self.replica.cap is None or self.in_flight < self.replica.cap)
 
 
 class View(Struct, frozen=True, gc=False):

@@ -19,6 +19,7 @@ def lifecycle(call: Call, levers: Sequence[Lever], timers: Timers, rules: Rules)
     call = _call((yield Prepare(call)))
     tried: tuple[Attempt, ...] = ()
     trail: tuple[str, ...] = ()
+    continues = False
     while True:
         view = _view((yield Look(call, tried)))
         plan = baseline(call, view, tried, timers, rules)
@@ -37,24 +38,31 @@ def lifecycle(call: Call, levers: Sequence[Lever], timers: Timers, rules: Rules)
         if not claimed.granted:
             trail = _note(trail, f"{plan.replica.name}: the slot was taken meanwhile")
             continue
-        reply = _reply((yield Send(plan, claimed.at)))
+        reply = _reply((yield Send(plan, claimed.at, continues)))
         tried += (reply.attempt,)
         if reply.attempt.outcome == "failed" and may_retry(reply, tried, view, rules):
-            trail += (f"{reply.attempt.replica} failed ({reply.attempt.reason}): tries another",)
+            continues = reply.started
+            goes_on = "goes on from its text on another" if continues else "tries another"
+            trail += (f"{reply.attempt.replica} failed ({reply.attempt.reason}): {goes_on}",)
             continue
         return _answered(call, reply, tried, trail)
 
 
 def may_retry(reply: Reply, tried: tuple[Attempt, ...], view: View, rules: Rules) -> bool:
-    """Only what is safe: nothing has gone to the client, the fault is the replica's, another one is left,
-    and the retry budget has room. A fired timer other than "connect" is final: the client has waited enough."""
+    """Only what is safe: the fault is the replica's, another one is fit, and attempts and retry budget are left.
+
+    Where part of the answer has gone out, the call must allow another replica to continue it. A fired timer is final,
+    but for "connect", and for "idle" in the middle of a stream: the client has waited enough.
+    """
     attempt = reply.attempt
-    if reply.started or len(tried) >= rules.max_attempts or not view.retry_allowed:
+    if (reply.started and not reply.can_continue) or len(tried) >= rules.max_attempts or not view.retry_allowed:
         return False
     failed = {earlier.replica for earlier in tried}
-    if not any(s.open_to_calls(view.now) for s in view.replicas if s.replica.name not in failed):
-        return False
-    if attempt.status is not None:
+    if not any(state.fit(view.now) for state in view.replicas if state.replica.name not in failed):
+        return False  # one that is only full will do: the call then waits for it
+    if reply.started:
+        return attempt.reason.startswith("cut") or attempt.reason == "timeout: idle"
+    if attempt.status is not None and attempt.status >= 400:
         return attempt.status in rules.retry_statuses
     return not attempt.reason.startswith("timeout") or attempt.reason == "timeout: connect"
 
@@ -65,20 +73,20 @@ def _answered(call: Call, reply: Reply, tried: tuple[Attempt, ...], trail: tuple
     status = last.status if last.status is not None else 502
     if last.outcome == "hung_up":
         status = status if reply.started else 499
-    elif last.outcome == "failed" and not reply.started and last.status is None:
-        refusal = _failure(last)
-        status = refusal.status
+    elif last.outcome == "failed" and (last.status is None or last.status < 400):
+        refusal = _failure(last)  # no answer, or none that is whole
+        status = status if reply.started else refusal.status
     entry = _entry(call, last.ended, last.outcome, status, last.reason, tried, trail, reply.finish_reason)
     return Closed(entry, refusal)
 
 
 def _failure(last: Attempt) -> Refusal:
-    """The gateway's own words for a replica that gave no answer."""
+    """The gateway's own words for a replica that gave no answer, or only the beginning of one."""
     if last.reason.startswith("timeout"):
         timer = last.reason.removeprefix("timeout: ")
         message = f"replica {last.replica} did not answer in time: the {timer!r} timer fired"
         return Refusal(504, message, f"timeout_{timer.replace(' ', '_')}")
-    return Refusal(502, f"replica {last.replica} gave no answer: {last.reason}", "upstream_failed", 1.0)
+    return Refusal(502, f"replica {last.replica} failed: {last.reason}", "upstream_failed", 1.0)
 
 
 def _refused(

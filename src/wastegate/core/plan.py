@@ -128,8 +128,7 @@ def _not_served(call: Call, view: View) -> Refusal:
 def _hold_or_refuse(call: Call, view: View, failed: set[str], number: int, timers: Timers, rules: Rules) -> Plan:
     """No replica can take the call now: hold it where that can change soon, else say why not."""
     hopeful = [state for state in view.replicas if state.replica.name not in failed]
-    full = [s for s in hopeful if s.state == "ready" and s.breaker != "open" and s.resting_until <= view.now]
-    if full:
+    if any(state.fit(view.now) for state in hopeful):
         return Plan(call, number, timers, wait=Wait(call.arrived + timers.total, "every replica is at its cap"))
     until = call.arrived + rules.hold
     if hopeful and view.now < until:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from wastegate.core.call import Call
-from wastegate.core.effects import Reply
+from wastegate.core.effects import Claimed, Reply
 from wastegate.core.fleet import Replica, View
 from wastegate.core.ledger import Admission, Entry
 from wastegate.core.lifecycle import Lever
@@ -93,10 +93,11 @@ class Hub:
         ahead = self._lines.ahead(call.model, flight) if self._lines else 0
         return self.world.view(call, self.now(), random.random(), ahead)
 
-    def claim(self, flight: Flight, call: Call, plan: Plan, now: float) -> bool:
+    def claim(self, flight: Flight, call: Call, plan: Plan) -> Claimed:
         """Take the slot, and write down that the call is on its way."""
+        now = self.now()
         if not self.world.claim(plan, now):
-            return False
+            return Claimed(False, now)
         self.leave(flight, call)
         replica = plan.replica.name if plan.replica is not None else ""
         self.recorder.admit(
@@ -115,7 +116,7 @@ class Hub:
                 call.tags,
             )
         )
-        return True
+        return Claimed(True, now)
 
     def released(self, reply: Reply, now: float) -> None:
         self.world.released(reply, now)

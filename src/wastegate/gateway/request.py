@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -31,6 +31,9 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True):
     match: str
     """A shell pattern for the path, such as ``/v1/chat/*``."""
     timers: Timers = Timers()
+    failover: Literal["deterministic", "always", "never"] = "deterministic"
+    """Which streams that break may go on from their text on another replica: those at temperature 0, all, or none.
+    A call with tools or guided decoding, or with several choices, never does."""
 
 
 class Incoming:
@@ -97,15 +100,16 @@ class Gate:
         self.draining = False
         self._boot = secrets.token_hex(5)
         self._sequence = 0
-        self._routes: dict[str, tuple[str, Timers]] = {}
+        self._routes: dict[str, Route] = {}
         self.set_routes(routes, timers)
 
     def set_routes(self, routes: Sequence[Route], timers: Timers) -> None:
         """Match every known path once; a request then only looks its path up."""
-        table: dict[str, tuple[str, Timers]] = {}
+        table: dict[str, Route] = {}
         for raw in (*_COMPLETIONS, *_OTHERS):
             path = raw.decode()
-            table[path] = next(((r.name, r.timers) for r in routes if fnmatchcase(path, r.match)), (path, timers))
+            own = Route(path, path, timers)
+            table[path] = next((route for route in routes if fnmatchcase(path, route.match)), own)
         self._routes = table
 
     def serve(self, incoming: Incoming, client: Responder) -> None:
@@ -158,13 +162,13 @@ class Gate:
                 tags.append((_label(name[len(_TAG) :]), _label(value)))
         self._sequence += 1
         text = path.decode()
-        route, timers = self._routes[text]
+        route = self._routes[text]
         options = request.stream_options
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         call = Call(
             id=f"{self._boot}-{self._sequence:x}",
             arrived=self.hub.now(),
-            route=route,
+            route=route.name,
             path=text,
             model=request.model or "",
             tenant=tenant,
@@ -175,13 +179,13 @@ class Gate:
             max_tokens=most,
             n=request.n or 1,
             deterministic=request.deterministic,
-            structured=request.structured,
+            may_continue=_may_continue(request, route),
             priority=request.priority or 0,
             tags=tuple(tags),
             client_id=client_id,
             traceparent=traceparent,
         )
-        return call, timers
+        return call, route.timers
 
     def _models(self) -> bytes:
         names = dict.fromkeys(m for state in self.hub.world.states for m in state.replica.models)
@@ -203,6 +207,11 @@ class Gate:
             _respond_error(client, 405, f"{shown} takes POST, not {method}", b"allow: POST\r\n")
         else:
             _respond_error(client, 404, f"{shown} is not served here; POST to {known}, or GET /v1/models")
+
+
+def _may_continue(request: Request, route: Route) -> bool:
+    allowed = route.failover == "always" or (route.failover == "deterministic" and request.deterministic)
+    return allowed and bool(request.stream) and not request.structured and (request.n or 1) == 1
 
 
 def _respond_error(client: Responder, status: int, message: str, extra: bytes = b"") -> None:

@@ -125,6 +125,10 @@ class Connection(asyncio.Protocol):
     # ---- used by the exchange
 
     @property
+    def origin(self) -> Origin:
+        return self._pool.origin
+
+    @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 

@@ -78,6 +78,32 @@ def with_usage(body: bytes, request: Request) -> bytes:
     return msgspec.json.encode(members)
 
 
+def with_text_so_far(body: bytes, text: str, tokens: int) -> bytes | None:
+    """The same request, going on from ``text``, of which ``tokens`` tokens are spent. None where that cannot be said.
+
+    For chat the text becomes an assistant message that is to be continued: vLLM's and SGLang's
+    ``continue_final_message``, which the engine that comes with wastegate takes too; llama.cpp continues a last
+    assistant message by itself.
+    """
+    members = msgspec.json.decode(body)
+    messages, prompt = members.get("messages"), members.get("prompt")
+    if isinstance(messages, list):
+        members["messages"] = [*messages, {"role": "assistant", "content": text}]
+        members["continue_final_message"] = True
+        members["add_generation_prompt"] = False
+    elif isinstance(prompt, str):
+        members["prompt"] = prompt + text
+    else:
+        return None
+    for name in ("max_completion_tokens", "max_tokens"):
+        most = members.get(name)
+        if isinstance(most, int):
+            if most <= tokens:
+                return None  # nothing is left to say: only the end is missing
+            members[name] = most - tokens
+    return msgspec.json.encode(members)
+
+
 class _Choice(Struct, gc=False):
     finish_reason: Any = None
 

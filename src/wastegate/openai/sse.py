@@ -26,6 +26,12 @@ class Usage(Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
 
 
+class Continued(Struct, frozen=True, gc=False):
+    """This stream goes on from one that broke: its client has ``tokens`` tokens already."""
+
+    tokens: int
+
+
 class StreamReader:
     """Reads one streamed answer. ``feed`` returns what may go to the client now.
 
@@ -34,6 +40,7 @@ class StreamReader:
     """
 
     __slots__ = (
+        "_continued",
         "_hide_usage",
         "_started",
         "_tail",
@@ -48,7 +55,8 @@ class StreamReader:
         "usage",
     )
 
-    def __init__(self, hide_usage: bool) -> None:
+    def __init__(self, hide_usage: bool, continued: Continued | None = None) -> None:
+        self._continued = continued
         self._hide_usage = hide_usage
         """Drop the usage-only event: the client did not ask for it, we did."""
         self._tail = b""
@@ -112,7 +120,7 @@ class StreamReader:
             if self.done:
                 self.last += event
             elif self._read(event):
-                keep.append(event)
+                keep.append(event if self._continued is None else self._as_continued(event))
         self.last += piece[start:] if self.done else b""
         return b"".join(keep)
 
@@ -129,11 +137,8 @@ class StreamReader:
             self.last = event
             return False
         self.events += 1
-        try:
-            payload = msgspec.json.decode(data)
-        except msgspec.DecodeError:
-            return True  # not ours to judge: relayed as it is
-        return not isinstance(payload, dict) or self._note(payload)
+        payload = _decode(data)
+        return payload is None or self._note(payload)
 
     def _note(self, payload: dict[str, Any]) -> bool:
         if payload.get("error"):
@@ -158,6 +163,30 @@ class StreamReader:
         if isinstance(reason, str):
             self.finish_reason = reason
 
+    def _as_continued(self, event: bytes) -> bytes:
+        """One answer in the client's eyes: no second role delta, and the usage of both parts together."""
+        assert self._continued is not None
+        payload = _payload(event)
+        if payload is None:
+            return event
+        choices = payload.get("choices") or []
+        if choices and all(_only_a_role(choice) for choice in choices):
+            return b""
+        usage = payload.get("usage")
+        if not isinstance(usage, dict) or self.usage is None:
+            return event
+        prompt, output = self.usage.prompt_tokens, self.usage.output_tokens
+        if prompt is None or output is None:
+            return event
+        sent = self._continued.tokens
+        payload["usage"] = {
+            **usage,
+            "prompt_tokens": max(0, prompt - sent),
+            "completion_tokens": output + sent,
+            "total_tokens": max(0, prompt - sent) + output + sent,
+        }
+        return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
     @property
     def unfinished(self) -> bytes:
         """The beginning of an event that never ended. It must not be relayed: its end is missing."""
@@ -178,9 +207,45 @@ def _data(event: bytes) -> bytes:
     return b"\n".join(lines).strip()
 
 
+def _decode(data: bytes) -> dict[str, Any] | None:
+    """The event's object; None for one that is not ours to judge: it is relayed as it is."""
+    try:
+        payload = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return payload if isinstance(payload, dict) else None
+
+
+def _payload(event: bytes) -> dict[str, Any] | None:
+    return _decode(_data(event))
+
+
+def text_of(events: bytes) -> str:
+    """The text of a stream's first choice, from its whole events."""
+    parts: list[str] = []
+    start = 0
+    for match in _BLANK_LINE.finditer(events):
+        payload, start = _payload(events[start : match.end()]), match.end()
+        choices = payload.get("choices") if payload is not None else None
+        for choice in choices if isinstance(choices, list) else []:
+            delta = choice.get("delta") if isinstance(choice, dict) else None
+            text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+            if isinstance(text, str):
+                parts.append(text)
+    return "".join(parts)
+
+
 def _says_something(delta: dict[str, Any]) -> bool:
     """Any non-empty member but the role is output: text, reasoning, a tool call, a refusal, audio."""
     return any(value for name, value in delta.items() if name != "role")
+
+
+def _only_a_role(choice: Any) -> bool:
+    """The delta that opens an answer: it names the speaker and says nothing yet."""
+    delta = choice.get("delta") if isinstance(choice, dict) else None
+    return (
+        isinstance(delta, dict) and "role" in delta and not _says_something(delta) and not choice.get("finish_reason")
+    )
 
 
 def _message(error: Any) -> str:
