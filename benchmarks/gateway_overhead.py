@@ -47,7 +47,7 @@ MOST_EXTRA = 4
 
 def load_of(test: str, peer: Peer, quick: bool) -> tuple[Load, float]:
     """The load of a test, and the mock's gap meanwhile."""
-    length = 0.25 if quick else 1.0
+    length = 0.2 if quick else 1.0
     pace = peer.pace
     if test == "hold":
         return Load("hold", 0, rate=400 * min(1, pace * 2), connections=1000, chunks=2, stream=True), 60.0
@@ -100,6 +100,8 @@ class Ground:
         argv = [sys.executable, "-m", "benchmarks.overhead.load", msgspec.json.encode(load).decode()]
         process = pinned(self.load_core, argv, stdout=subprocess.PIPE)
         out, _ = process.communicate(timeout=300)
+        if process.returncode and running.ended:
+            raise MissingError(running.ended)
         if process.returncode:
             raise SystemExit(f"the load process failed:\n{out.decode()}")
         return msgspec.json.decode(out, type=Measured)
@@ -141,16 +143,21 @@ def one_repeat(
                 ground.warm(running[-1], quick)
             except MissingError as reason:
                 screen.print(f"[yellow]left out: {peer.name}: {reason}", highlight=False)
+                if peer.name == OURS.name:
+                    raise SystemExit("bar: fail wastegate itself did not start") from None
                 chosen.remove(peer)
                 if running and running[-1].peer is peer:
                     running.pop().stop()
         for test in tests:
-            for each in running if repeat % 2 else running[::-1]:
+            for each in list(running if repeat % 2 else running[::-1]):
                 if test == "hold" and each.pid == 0:
                     continue
-                row = ground.measure(each, test, repeat, quick)
-                rows.append(row)
-                screen.print(_line(row), highlight=False)
+                try:
+                    rows.append(ground.measure(each, test, repeat, quick))
+                    screen.print(_line(rows[-1]), highlight=False)
+                except MissingError as reason:
+                    screen.print(f"[red]lost in repeat {repeat}, {test}: {reason}", highlight=False)
+                    running.remove(each)
     finally:
         for each in running:
             each.stop()

@@ -224,8 +224,8 @@ class Running:
         headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:
-            if self._process is not None and self._process.poll() is not None:
-                break
+            if self.ended:
+                raise MissingError(self.ended)
             connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
             try:
                 connection.request("POST", "/v1/chat/completions", body, headers)
@@ -237,6 +237,12 @@ class Running:
                 connection.close()
             time.sleep(0.1)
         raise MissingError(f"{self.peer.name} did not answer: {self._tail()}")
+
+    @property
+    def ended(self) -> str:
+        """Empty while it runs; else how it ended, and the end of its log."""
+        code = self._process.poll() if self._process is not None else None
+        return "" if code is None else f"{self.peer.name} ended with code {code}: {self._tail()}"
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-500:] if self._log.exists() else "no output"

@@ -150,8 +150,8 @@ def _scaled(tests: dict[str, Measured], test: str, field: str, scale: float) -> 
     return found * scale if found is not None else None
 
 
-def bars(rows: Sequence[Row], ours: str, rust: Sequence[str]) -> list[Bar]:
-    """Every bar that is set for ``ours``."""
+def bars(rows: Sequence[Row], ours: str, rust: Sequence[str], *, samples: int = 20_000) -> list[Bar]:
+    """Every bar that is set for ``ours``. ``samples``: how many streams the TTFT must rest on."""
     table = Table(rows)
     cheap: list[tuple[str, Figure, float]] = [
         ("CPU, 1 KB request", cpu("json1"), 1.10),
@@ -170,9 +170,9 @@ def bars(rows: Sequence[Row], ours: str, rust: Sequence[str]) -> list[Bar]:
     for share, limit in (("p50", 0.8), ("p99", 5.0)):
         added = table.added(ours, value("ttft", f"ttft_{share}", 1e3))
         out.append(Bar(f"added TTFT {share}", "direct", added, limit, unit="ms"))
-    samples = sum(table.each(ours, value("ttft", "requests")).values())
-    counted = Spread(samples, samples, samples, 1) if samples else None
-    out.append(Bar("TTFT samples", "", counted, 20_000, least=True, unit=""))
+    seen = sum(table.each(ours, value("ttft", "requests")).values())
+    counted = Spread(seen, seen, seen, 1) if seen else None
+    out.append(Bar("TTFT samples", "", counted, samples, least=True, unit=""))
     out.append(Bar("memory for 1,000 streams", "at rest", table.spread(ours, memory_added), 60, unit="MiB"))
     failed = float(sum(sum(row.measured.errors.values()) for row in rows if row.peer == ours))
     tried = any(row.peer == ours for row in rows)
