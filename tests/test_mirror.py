@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-SUPPORT = frozenset({"conftest.py", "playbook.py", "fake_replica.py", "fake_replies.py", "rooms.py"})
+SUPPORT = frozenset(
+    {"conftest.py", "fake_replica.py", "fake_replies.py", "ledgers.py", "playbook.py", "rooms.py", "running.py"}
+)
 """What tests share. Anything else under tests/ is a test."""
 FREE = frozenset({"live"})
 """Folders under tests/ that mirror nothing: they start real engines and servers."""
