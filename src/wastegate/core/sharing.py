@@ -142,7 +142,7 @@ def share(line: Timeline, load: Loads) -> Shared:
     own, own_after = axis.phases(rate)
     common, common_after = axis.phases(rate / writers)
     own_whole, common_whole = own_after + spread * own, common_after + spread * common
-    up, up_after = axis.phases(np.where(axis.on(line.up), axis.length, 0))
+    up, up_after = axis.phases(np.where(axis.on(line.up) > 0, axis.length, 0).astype(np.float64))
     naive, naive_after = axis.phases(cost)
     return Shared(
         prefill=load.prefill * own,
@@ -152,7 +152,7 @@ def share(line: Timeline, load: Loads) -> Shared:
         idle=idle,
         overhead=overhead,
         busy=int(axis.length[live].sum()),
-        covered=(up + up_after).astype(np.int64),
+        covered=np.rint(up + up_after).astype(np.int64),
         present=axis.present,
     )
 
@@ -210,8 +210,27 @@ class _Axis(NamedTuple):
         overhead = float((alone * np.where(serving, probing, 1.0)).sum())
         return idle, overhead
 
-    def phases(self, amounts: Floats | Ints) -> tuple[Floats, Floats]:
-        """Sums of ``amounts`` over each attempt's first and second phase."""
-        total = np.concatenate((np.zeros(1), np.cumsum(amounts, dtype=np.float64)))
-        begin, first, end = (total[self.at[part * self.attempts : (part + 1) * self.attempts]] for part in range(3))
-        return first - begin, end - first
+    def phases(self, amounts: Floats) -> tuple[Floats, Floats]:
+        """Sums of ``amounts`` (≥ 0, one from each event to the next) over each attempt's first and second phase.
+
+        A running float sum would drown a short attempt's amount in all that came before it, so the sum runs in
+        whole numbers: of a unit, and of fractions of that unit. Differences are then as exact as the amounts.
+        """
+        unit = float(amounts.sum()) / 2**61 or 1.0
+        fractions = 2 ** (62 - len(amounts).bit_length())
+        units = np.floor(amounts / unit)
+        coarse = self._running(units)
+        fine = self._running(np.rint((amounts / unit - units) * fractions))
+
+        def between(one: int, two: int) -> Floats:
+            first, second = (self.at[part * self.attempts : (part + 1) * self.attempts] for part in (one, two))
+            sums: Floats = (coarse[second] - coarse[first]) + (fine[second] - fine[first]) / fractions
+            return sums * unit
+
+        return between(0, 1), between(1, 2)
+
+    @staticmethod
+    def _running(whole: Floats) -> Ints:
+        total = np.zeros(len(whole) + 1, np.int64)
+        np.cumsum(whole.astype(np.int64), out=total[1:])
+        return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,8 +74,8 @@ def timeline(spans: Sequence[ReplicaSpan], start: float, end: float) -> Timeline
     )
 
 
-def _row(values: object) -> Ints:
-    return np.fromiter(values, np.int64)  # type: ignore[call-overload, no-any-return]
+def _row(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, np.int64)
 
 
 def _edges(span: ReplicaSpan) -> tuple[int, int]:
@@ -88,6 +88,4 @@ def _probing(span: ReplicaSpan | None) -> int:
     if span is None:
         return 0
     begin, stop = _edges(span)
-    if stop <= begin:
-        return 0
     return round(min(max(span.probe_seconds, 0.0) / ((stop - begin) / 1e9), 1.0) * PARTS)
