@@ -201,7 +201,8 @@ class Flight:
 
     def _continue(self) -> bool:
         """Ask for the rest of the answer only. False where nothing but its end is missing."""
-        rest = with_text_so_far(self._out.body, text_of(b"".join(self._kept)), self._spent)
+        text = text_of(b"".join(self._kept))
+        rest = with_text_so_far(self._out.body, text, self._spent) if text is not None else None
         self._body = rest or b""
         return rest is not None
 

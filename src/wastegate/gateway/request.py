@@ -87,6 +87,7 @@ _TAG = b"x-wastegate-tag-"
 _OURS = b"x-wastegate-"
 _MOST_TAGS = 8
 _LABEL_CHARACTERS = 64
+_MODEL_CHARACTERS = 256
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -142,7 +143,7 @@ class Gate:
             client.respond(400, b"application/json", error_body(400, str(error), param=error.param))
             return
         call, timers = self._label(incoming, path, request, len(body))
-        if call.stream and not call.wants_usage and path in _COMPLETIONS:
+        if call.stream and not call.wants_usage:
             body = with_usage(body, request)
         out = Outgoing(incoming.url, _forwarded(incoming.headers), body)
         flight = Flight(hub, client, call, lifecycle(call, hub.levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
@@ -170,10 +171,10 @@ class Gate:
             arrived=self.hub.now(),
             route=route.name,
             path=text,
-            model=request.model or "",
+            model=(request.model or "")[:_MODEL_CHARACTERS],
             tenant=tenant,
             stream=bool(request.stream),
-            wants_usage=bool(options is not None and options.include_usage),
+            wants_usage=path not in _COMPLETIONS or bool(options is not None and options.include_usage),
             prompt_bytes=size,
             prompt_tokens=size // BYTES_PER_TOKEN,
             max_tokens=most,

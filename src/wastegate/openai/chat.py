@@ -10,6 +10,7 @@ from msgspec import Struct
 from wastegate.openai.sse import Usage, read_usage
 
 _WANT_USAGE = b'"stream_options":{"include_usage":true},'
+_ABSENT = msgspec.Raw()
 
 
 class RequestError(ValueError):
@@ -36,8 +37,8 @@ class Request(Struct, gc=False):
     temperature: float | None = None
     seed: int | None = None
     priority: int | None = None
-    tools: msgspec.Raw | None = None
-    response_format: msgspec.Raw | None = None
+    tools: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT
 
     @property
     def deterministic(self) -> bool:
@@ -46,10 +47,12 @@ class Request(Struct, gc=False):
     @property
     def structured(self) -> bool:
         """Its answer is bound to tools or a grammar, so that it cannot be continued elsewhere."""
-        return self.tools is not None or self.response_format is not None
+        return any(bytes(member) not in (b"", b"null") for member in (self.tools, self.response_format))
 
 
 _decode = msgspec.json.Decoder(Request).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_READ_AGAIN = ("messages", "prompt", "max_completion_tokens", "max_tokens", "continue_final_message", "echo")
 
 
 def read_request(body: bytes) -> Request:
@@ -62,20 +65,21 @@ def read_request(body: bytes) -> Request:
         raise RequestError(f"the request body does not fit: {message}", param) from None
     except msgspec.DecodeError as error:
         raise RequestError(f"the request body is not JSON: {error}") from None
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the request body is not UTF-8: byte {error.start}") from None
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply to be read") from None
     return request
 
 
 def with_usage(body: bytes, request: Request) -> bytes:
-    """The same body, asking for the usage chunk of a stream. The usual case is a prefix; nothing is re-encoded."""
+    """The same body, asking for the usage chunk of a stream. The usual case is a prefix; no other member is touched."""
     if request.stream_options is None and b'"stream_options"' not in body:
         at = body.index(b"{") + 1
         return body[:at] + _WANT_USAGE + body[at:]
-    members = msgspec.json.decode(body)
-    options = members.get("stream_options") or {}
-    members["stream_options"] = {**options, "include_usage": True}
-    return msgspec.json.encode(members)
+    members = _members(body)
+    if members is None:
+        return body
+    options = _members(bytes(members.get("stream_options", b""))) or {}
+    return msgspec.json.encode({**members, "stream_options": {**options, "include_usage": True}})
 
 
 def with_text_so_far(body: bytes, text: str, tokens: int) -> bytes | None:
@@ -85,23 +89,36 @@ def with_text_so_far(body: bytes, text: str, tokens: int) -> bytes | None:
     ``continue_final_message``, which the engine that comes with wastegate takes too; llama.cpp continues a last
     assistant message by itself.
     """
-    members = msgspec.json.decode(body)
-    messages, prompt = members.get("messages"), members.get("prompt")
-    if isinstance(messages, list):
-        members["messages"] = [*messages, {"role": "assistant", "content": text}]
-        members["continue_final_message"] = True
-        members["add_generation_prompt"] = False
-    elif isinstance(prompt, str):
-        members["prompt"] = prompt + text
+    members = _members(body) or {}
+    try:
+        said = {name: msgspec.json.decode(members[name]) for name in _READ_AGAIN if name in members}
+    except (msgspec.DecodeError, RecursionError):
+        return None  # read loosely so far; a replica may have taken it, but it cannot be written anew
+    if said.get("continue_final_message") or said.get("echo"):
+        return None  # the answer's beginning is the client's own last message, or repeats the prompt
+    changed: dict[str, object] = {}
+    if isinstance(messages := said.get("messages"), list):
+        changed["messages"] = [*messages, {"role": "assistant", "content": text}]
+        changed["continue_final_message"] = True
+        changed["add_generation_prompt"] = False
+    elif isinstance(prompt := said.get("prompt"), str):
+        changed["prompt"] = prompt + text
     else:
         return None
     for name in ("max_completion_tokens", "max_tokens"):
-        most = members.get(name)
-        if isinstance(most, int):
+        if isinstance(most := said.get(name), int):
             if most <= tokens:
                 return None  # nothing is left to say: only the end is missing
-            members[name] = most - tokens
-    return msgspec.json.encode(members)
+            changed[name] = most - tokens
+    return msgspec.json.encode({**members, **changed})
+
+
+def _members(body: bytes) -> dict[str, msgspec.Raw] | None:
+    """A JSON object's members, each left as it was written; None if it is none."""
+    try:
+        return _decode_members(body)
+    except msgspec.DecodeError:
+        return None
 
 
 class _Choice(Struct, gc=False):
@@ -120,7 +137,7 @@ def read_answer(body: bytes) -> tuple[Usage | None, str]:
     """(usage, finish reason) of a whole JSON answer; (None, "") where it has none or is not one."""
     try:
         answer = _decode_answer(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError):
         return None, ""
     reason = answer.choices[0].finish_reason if answer.choices else ""
     usage = read_usage(answer.usage) if answer.usage is not None else None

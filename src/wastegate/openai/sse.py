@@ -14,6 +14,9 @@ _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
 _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
+_MOST_TOKENS = 1 << 40
+"""More than any answer can have: a count beyond it is a fault, and might not fit where it is stored."""
+
 MAX_EVENT_BYTES = 4 << 20
 """An event is held until it is whole; past this size its bytes go on as they are, unread."""
 
@@ -71,7 +74,7 @@ class StreamReader:
         self.last = b""
         self.overlong = False
         self.tokens = 0
-        """Events with a non-empty delta: a lower bound on tokens, since one event may carry several."""
+        """Deltas from the first that says something on: a lower bound on tokens, since one may carry several."""
         self.usage: Usage | None = None
 
     def feed(self, piece: bytes) -> bytes:
@@ -85,15 +88,15 @@ class StreamReader:
         if not piece.endswith(b"\n\n"):
             whole = _last_boundary(piece)
             piece, self._tail = piece[:whole], piece[whole:]
-            if len(self._tail) > MAX_EVENT_BYTES:
-                self.overlong = True
-                piece, self._tail = piece + self._tail, b""
-                return piece
-            if not piece:
+            if not piece and len(self._tail) <= MAX_EVENT_BYTES:
                 return b""
-        if self.first_token and self._only_deltas(piece):
-            return piece
-        return self._read_each(piece)
+        out = piece if self.first_token and self._only_deltas(piece) else self._read_each(piece)
+        if self.done:
+            self.last, self._tail = self.last + self._tail, b""
+        elif len(self._tail) > MAX_EVENT_BYTES:
+            self.overlong = True
+            out, self._tail = out + self._tail, b""
+        return out
 
     def _only_deltas(self, piece: bytes) -> bool:
         """The hot path: every event in the piece is an ordinary delta, so nothing but their count matters.
@@ -101,9 +104,11 @@ class StreamReader:
         An ordinary delta says ``"finish_reason":null``. The usage event, [DONE], errors and the last delta do not.
         """
         events = piece.count(b"\ndata:") + piece.startswith(b"data:")
-        unfinished = piece.count(b'"finish_reason":null') or piece.count(b'"finish_reason": null')
-        if events != unfinished:
+        mark = b'"finish_reason":null' if b'"finish_reason":null' in piece else b'"finish_reason": null'
+        if piece.count(mark) != events:
             return False
+        if events > 1 and not all(mark in event for event in piece.split(b"data:")[1:]):
+            return False  # one event has two choices, and another is none of the ordinary kind
         at = piece.find(b'"usage"')
         if at >= 0 and piece[at + 7 : at + 14].lstrip(b": ")[:4] != b"null":
             return False
@@ -143,25 +148,40 @@ class StreamReader:
     def _note(self, payload: dict[str, Any]) -> bool:
         if payload.get("error"):
             self.error = self.error or _message(payload["error"])
-        choices = payload.get("choices")
-        choices = choices if isinstance(choices, list) else []
+        choices = _choices(payload)
         for choice in choices:
-            if isinstance(choice, dict):
-                self._note_choice(choice)
-        usage = payload.get("usage")
-        if not isinstance(usage, dict):
-            return True
-        self.usage = read_usage(usage)
-        return bool(choices) or not self._hide_usage
-
-    def _note_choice(self, choice: dict[str, Any]) -> None:
-        delta = choice.get("delta")
-        if choice.get("text") or (isinstance(delta, dict) and _says_something(delta)):
+            self._note_choice(choice)
+        if payload.get("delta"):  # /v1/responses and /v1/messages say it beside no choices
             self.first_token = True
             self.tokens += 1
+        usage = payload.get("usage")
+        if isinstance(usage, dict):
+            self._note_usage(usage)
+            return bool(choices) or not self._hide_usage
+        for name in ("response", "message"):  # the same two wrap it
+            inner = payload.get(name)
+            if isinstance(inner, dict) and isinstance(inner.get("usage"), dict):
+                self._note_usage(inner["usage"])
+        return True
+
+    def _note_usage(self, usage: dict[str, Any]) -> None:
+        """The latest word counts; what it does not say stays as it was said before."""
+        new, old = read_usage(usage), self.usage or Usage()
+        self.usage = Usage(
+            new.prompt_tokens if new.prompt_tokens is not None else old.prompt_tokens,
+            new.output_tokens if new.output_tokens is not None else old.output_tokens,
+            new.cached_tokens if new.cached_tokens is not None else old.cached_tokens,
+        )
+
+    def _note_choice(self, choice: dict[str, Any]) -> None:
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
             self.finish_reason = reason
+        if _says_something(choice):
+            self.first_token = True
+            self.tokens += 1
+        elif self.first_token and reason is None:
+            self.tokens += 1  # a token whose text is still held back, such as half a character
 
     def _as_continued(self, event: bytes) -> bytes:
         """One answer in the client's eyes: no second role delta, and the usage of both parts together."""
@@ -169,7 +189,7 @@ class StreamReader:
         payload = _payload(event)
         if payload is None:
             return event
-        choices = payload.get("choices") or []
+        choices = _choices(payload)
         if choices and all(_only_a_role(choice) for choice in choices):
             return b""
         usage = payload.get("usage")
@@ -211,7 +231,7 @@ def _decode(data: bytes) -> dict[str, Any] | None:
     """The event's object; None for one that is not ours to judge: it is relayed as it is."""
     try:
         payload = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError):
         return None
     return payload if isinstance(payload, dict) else None
 
@@ -220,31 +240,44 @@ def _payload(event: bytes) -> dict[str, Any] | None:
     return _decode(_data(event))
 
 
-def text_of(events: bytes) -> str:
-    """The text of a stream's first choice, from its whole events."""
+def text_of(events: bytes) -> str | None:
+    """The text of a stream's first choice, from its whole events; None where it said anything but text."""
     parts: list[str] = []
     start = 0
     for match in _BLANK_LINE.finditer(events):
         payload, start = _payload(events[start : match.end()]), match.end()
-        choices = payload.get("choices") if payload is not None else None
-        for choice in choices if isinstance(choices, list) else []:
-            delta = choice.get("delta") if isinstance(choice, dict) else None
-            text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
-            if isinstance(text, str):
-                parts.append(text)
+        for choice in _choices(payload or {}):
+            text = _text(choice)
+            if not text and _says_something(choice):
+                return None  # reasoning, a tool call: the text alone does not hold what was said
+            parts.append(text)
     return "".join(parts)
 
 
-def _says_something(delta: dict[str, Any]) -> bool:
-    """Any non-empty member but the role is output: text, reasoning, a tool call, a refusal, audio."""
-    return any(value for name, value in delta.items() if name != "role")
+def _choices(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = payload.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
-def _only_a_role(choice: Any) -> bool:
+def _text(choice: dict[str, Any]) -> str:
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _says_something(choice: dict[str, Any]) -> bool:
+    """Any non-empty member of the delta but the role is output: text, reasoning, a tool call, a refusal, audio."""
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        return any(value for name, value in delta.items() if name != "role")
+    return bool(choice.get("text"))
+
+
+def _only_a_role(choice: dict[str, Any]) -> bool:
     """The delta that opens an answer: it names the speaker and says nothing yet."""
-    delta = choice.get("delta") if isinstance(choice, dict) else None
+    delta = choice.get("delta")
     return (
-        isinstance(delta, dict) and "role" in delta and not _says_something(delta) and not choice.get("finish_reason")
+        isinstance(delta, dict) and "role" in delta and not _says_something(choice) and not choice.get("finish_reason")
     )
 
 
@@ -254,12 +287,15 @@ def _message(error: Any) -> str:
 
 
 def read_usage(usage: dict[str, Any]) -> Usage:
-    """Counts that make sense (whole, not negative); what does not is None, never 0."""
-    details = usage.get("prompt_tokens_details")
+    """Counts that make sense (whole, not negative); what does not is None, never 0.
+
+    ``/v1/responses`` and ``/v1/messages`` say input and output where completions say prompt and completion.
+    """
+    details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return Usage(
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        output_tokens=_count(usage.get("completion_tokens")),
+        prompt_tokens=_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        output_tokens=_count(usage.get("completion_tokens", usage.get("output_tokens"))),
         cached_tokens=_count(cached),
     )
 
@@ -267,4 +303,4 @@ def read_usage(usage: dict[str, Any]) -> Usage:
 def _count(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if value >= 0 and value == int(value) else None
+    return int(value) if 0 <= value <= _MOST_TOKENS and value == int(value) else None
