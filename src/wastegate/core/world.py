@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from wastegate.core.call import Call
 from wastegate.core.effects import Reply
 from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View
+from wastegate.core.ledger import Outcome
 from wastegate.core.plan import Plan
 
 
@@ -28,6 +29,33 @@ class RetryBudget(Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 0.1
     reserve: float = 10.0
     """Retries that are allowed at once, before any traffic has earned them."""
+
+
+class Result(Struct, frozen=True, gc=False):
+    """How an attempt ended, as far as its replica is judged by it."""
+
+    replica: str
+    outcome: Outcome
+    status: int | None = None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, reply: Reply) -> Result:
+        attempt = reply.attempt
+        return cls(attempt.replica, attempt.outcome, attempt.status, reply.retry_after)
+
+    @property
+    def replicas_fault(self) -> bool:
+        """A 4xx is the client's fault, and "come back later" is load, not illness: both are neutral."""
+        if self.status is None:
+            return True
+        if 400 <= self.status < 500:
+            return False
+        return not (self.status == 503 and self.retry_after is not None)
+
+
+_LONGEST_REST = 60.0
+"""Seconds of Retry-After that are honoured at most: one replica's odd answer must not idle it for an hour."""
 
 
 class _Health:
@@ -91,17 +119,13 @@ class World:
         self._list_models()
 
     def _list_models(self) -> None:
-        self._models = tuple(dict.fromkeys(m for s in self._states.values() for m in s.replica.models))
+        self._models = models_of(self._states.values())
 
     def view(self, call: Call, now: float, draw: float, ahead: int = 0) -> View:
         """One instant, for one call: the replicas that serve its model, and the draw that policy may use."""
         model = call.model
-        replicas = tuple(
-            self._seen(state, now)
-            for state in self._states.values()
-            if not state.replica.models or model in state.replica.models
-        )
-        return View(now, replicas, draw, ahead, self._tokens >= 1, self._models)
+        replicas = tuple(self._seen(state, now) for state in self._states.values() if serves(state, model))
+        return View(now, replicas, draw, ahead, self.retry_allowed, self._models)
 
     def _seen(self, state: ReplicaState, now: float) -> ReplicaState:
         breaker = self._breaker_state(self._health[state.replica.name], now)
@@ -114,16 +138,19 @@ class World:
 
     def claim(self, plan: Plan, now: float) -> bool:
         """Take the plan's slot. False where it is gone: at its cap, left the fleet, or its one trial is taken."""
-        state = self._states.get(plan.replica.name) if plan.replica is not None else None
+        return plan.replica is not None and self.take(plan.replica.name, plan.number, now)
+
+    def take(self, name: str, number: int, now: float) -> bool:
+        """The same for whoever has no plan at hand: ``number`` is the attempt's."""
+        state = self._states.get(name)
         if state is None:
             return False
         seen = self._seen(state, now)
         if not seen.open_to_calls(now):
             return False
-        health = self._health[state.replica.name]
-        health.trial = seen.breaker == "half_open"
-        self._states[state.replica.name] = replace(state, in_flight=state.in_flight + 1)
-        if plan.number == 1:
+        self._health[name].trial = seen.breaker == "half_open"
+        self._states[name] = replace(state, in_flight=state.in_flight + 1)
+        if number == 1:
             self._tokens = min(self._budget.reserve, self._tokens + self._budget.share)
         else:
             self._tokens = max(0.0, self._tokens - 1)
@@ -131,32 +158,73 @@ class World:
 
     def released(self, reply: Reply, now: float) -> None:
         """An attempt has ended: give back its slot and remember how the replica did."""
-        attempt = reply.attempt
-        state = self._states.get(attempt.replica)
+        self.give_back(Result.of(reply), now)
+
+    def give_back(self, result: Result, now: float) -> None:
+        """The same for whoever knows only how it ended."""
+        state = self._states.get(result.replica)
         if state is None:
             return  # it left the fleet meanwhile, and its load with it
         resting = state.resting_until
-        if reply.retry_after is not None and attempt.status in (429, 503):
-            resting = max(resting, now + min(reply.retry_after, 60.0))
-        self._states[attempt.replica] = replace(state, in_flight=max(0, state.in_flight - 1), resting_until=resting)
-        self._judge(self._health[attempt.replica], reply, now)
+        if result.retry_after is not None and result.status in (429, 503):
+            resting = max(resting, now + min(result.retry_after, _LONGEST_REST))
+        self._states[result.replica] = replace(state, in_flight=max(0, state.in_flight - 1), resting_until=resting)
+        self._judge(self._health[result.replica], result, now)
 
-    def _judge(self, health: _Health, reply: Reply, now: float) -> None:
-        attempt = reply.attempt
+    def _judge(self, health: _Health, result: Result, now: float) -> None:
         health.trial = False
-        if attempt.outcome == "finished" and attempt.status is not None and attempt.status < 400:
+        if result.outcome == "finished" and result.status is not None and result.status < 400:
             health.failures = 0
-        elif attempt.outcome == "failed" and _replicas_fault(reply):
+        elif result.outcome == "failed" and result.replicas_fault:
             health.failures += 1
             if health.failures >= self._breaker.failures:
                 health.opened_until = now + self._breaker.rest
 
+    @property
+    def retry_allowed(self) -> bool:
+        """The retry budget has room."""
+        return self._tokens >= 1
 
-def _replicas_fault(reply: Reply) -> bool:
-    """A 4xx is the client's fault, and "come back later" is load, not illness: both are neutral."""
-    status = reply.attempt.status
-    if status is None:
-        return True
-    if 400 <= status < 500:
-        return False
-    return not (status == 503 and reply.retry_after is not None)
+
+class Mirror:
+    """A worker's copy of a world that another process keeps: told of every change, asked for views."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, ReplicaState] = {}
+        self._models: tuple[str, ...] = ()
+        self._retry_allowed = True
+
+    @property
+    def states(self) -> tuple[ReplicaState, ...]:
+        return tuple(self._states.values())
+
+    def seen(self, now: float) -> tuple[ReplicaState, ...]:
+        """All replicas, with their breakers as they stood when last told."""
+        return self.states
+
+    def told(self, states: Iterable[ReplicaState], retry_allowed: bool) -> None:
+        """Everything anew."""
+        self._states = {state.replica.name: state for state in states}
+        self._models = models_of(self._states.values())
+        self._retry_allowed = retry_allowed
+
+    def load(self, name: str, in_flight: int) -> None:
+        """One replica's load, as the answer to a claim tells it."""
+        state = self._states.get(name)
+        if state is not None:
+            self._states[name] = replace(state, in_flight=in_flight)
+
+    def view(self, call: Call, now: float, draw: float, ahead: int = 0) -> View:
+        """As ``World.view``."""
+        replicas = tuple(state for state in self._states.values() if serves(state, call.model))
+        return View(now, replicas, draw, ahead, self._retry_allowed, self._models)
+
+
+def serves(state: ReplicaState, model: str) -> bool:
+    """A replica that has not said yet what it serves is a candidate for any model."""
+    return not state.replica.models or model in state.replica.models
+
+
+def models_of(states: Iterable[ReplicaState]) -> tuple[str, ...]:
+    """All model names that are served, each once."""
+    return tuple(dict.fromkeys(model for state in states for model in state.replica.models))
