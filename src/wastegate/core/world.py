@@ -156,6 +156,11 @@ class World:
             self._tokens = max(0.0, self._tokens - 1)
         return True
 
+    def load(self, name: str) -> int:
+        """Calls in flight on a replica; 0 where it is not in the fleet."""
+        state = self._states.get(name)
+        return 0 if state is None else state.in_flight
+
     def released(self, reply: Reply, now: float) -> None:
         """An attempt has ended: give back its slot and remember how the replica did."""
         self.give_back(Result.of(reply), now)

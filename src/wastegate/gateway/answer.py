@@ -123,13 +123,13 @@ class Answer:
             return "failed", f"status {self.status}"
         if reader is not None and reader.error:
             return "failed", f"error event: {reader.error}"
-        if reader is not None and not reader.done and not reader.finish_reason and self._ends_with_done:
+        if reader is not None and not reader.done and not reader.finish_reason and self._completes:
             return "failed", "cut: its stream ended without [DONE]"
         return "finished", ""
 
     @property
-    def _ends_with_done(self) -> bool:
-        """Streams of /v1/responses and /v1/messages have no [DONE]: that HTTP ends them properly must do."""
+    def _completes(self) -> bool:
+        """Only streams of completions end with [DONE]: for others it must do that HTTP ends them properly."""
         return self._call.path.endswith("/completions")
 
     def usage(self) -> tuple[Usage | None, str]:
@@ -146,7 +146,7 @@ class Answer:
             return None, None, "none"
         if usage is not None and usage.prompt_tokens is not None and usage.output_tokens is not None:
             return usage.prompt_tokens, usage.output_tokens, "engine"
-        if usage is not None and usage.prompt_tokens is not None and self.reader is None:
+        if usage is not None and usage.prompt_tokens is not None and not self._completes:
             return usage.prompt_tokens, 0, "engine"  # embeddings and scores: there is no output to count
         prompt = self._call.prompt_tokens
         if self.reader is not None:

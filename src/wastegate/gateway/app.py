@@ -101,11 +101,11 @@ class Gateway:
         book = self._open_book(now)
         world = World(config.breaker, config.budget)
         hub = self.hub = Hub(asyncio.get_running_loop(), now, world, book, config.rules, LEVERS, config.limits.line)
-        roster = Roster(hub, book.save_spans)
+        roster = Roster(world, now, book.save_spans, lambda: hub.connect(roster.replicas))
         prober = probe.Prober(roster, config.probe)
         local = None if config.replicas else children.Children(config.local, roster, prober, config.data / "logs")
         gate = Gate(hub, config.routes, config.timers, config.limits)
-        admin = control.Control(hub, config.control, *address(config.control.listen))
+        admin = control.Control(world, now, hub.report, config.control, *address(config.control.listen))
         try:
             server = await self._listen(gate, admin)
             started()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from wastegate.gateway.hub import Hub
+from wastegate.core.world import World
+from wastegate.gateway.tally import Report, exposition
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,8 +24,18 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 class Control:
     """Serves ``/health``, ``/metrics`` and ``/admin/state``."""
 
-    def __init__(self, hub: Hub, config: Config, host: str, port: int) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        world: World,
+        now: Callable[[], float],
+        report: Callable[[], Report],
+        config: Config,
+        host: str,
+        port: int,
+    ) -> None:
+        self._world = world
+        self._now = now
+        self._report = report
         self._config = config
         self._host = host
         self._port = port
@@ -59,18 +71,17 @@ class Control:
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        hub = self._hub
-        text = hub.tally.exposition(hub.world.states, hub.waiting, hub.recorder.unrecorded)
+        text = exposition(self._report(), self._world.states)
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def _state(self, request: web.Request) -> web.Response:
-        hub = self._hub
-        now = hub.now()
+        now = self._now()
+        report = self._report()
         state = {
-            "in_flight": len(hub.flights),
-            "waiting": hub.waiting,
-            "unrecorded": hub.recorder.unrecorded,
-            "journal": hub.recorder.failing or "ok",
+            "in_flight": report.flights,
+            "waiting": report.waiting,
+            "unrecorded": report.unrecorded,
+            "journal": report.failing or "ok",
             "replicas": [
                 {
                     "name": s.replica.name,
@@ -83,7 +94,7 @@ class Control:
                     "resting_s": max(0.0, s.resting_until - now),
                     "price_per_hour": s.replica.price / 1e9,
                 }
-                for s in hub.world.seen(now)
+                for s in self._world.seen(now)
             ],
         }
         return web.Response(body=msgspec.json.encode(state), content_type="application/json")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -20,7 +21,7 @@ from msgspec import Struct
 from wastegate.core.fleet import ReplicaState
 from wastegate.core.leases import Leases
 from wastegate.core.world import Mirror, Result, World
-from wastegate.gateway.tally import TallyState
+from wastegate.gateway.tally import Report
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +59,7 @@ class Back(Struct, frozen=True, tag=3, array_like=True):
 class Beat(Struct, frozen=True, tag=4, array_like=True):
     """A sign of life, with all that the worker has counted."""
 
-    flights: int
-    waiting: int
-    unrecorded: int
-    failing: str
-    tally: TallyState
+    report: Report
 
 
 class Told(Struct, frozen=True, tag=5, array_like=True):
@@ -134,7 +131,7 @@ class WorkerStatus(Struct):
     """What the coordinator knows of one worker."""
 
     worker: int
-    beat: Beat | None = None
+    report: Report | None = None
     seen: float = 0.0
 
 
@@ -149,14 +146,13 @@ class Coordinator:
         self._server: asyncio.Server | None = None
         self._pusher: asyncio.Task[None] | None = None
         self._changed = True
-        self.buried: list[Beat] = []
-        """The last words of workers that are gone: what they counted still counts."""
+        self._buried = Report()
+        """What workers that are gone have counted: it still counts."""
 
-    async def start(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+    async def start(self, listening: socket.socket) -> None:
+        """``listening``: a Unix socket, bound where only this user can reach it."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Peer(self), str(path))
-        path.chmod(0o600)
+        self._server = await loop.create_unix_server(lambda: _Peer(self), sock=listening)
         self._pusher = asyncio.ensure_future(self._push())
 
     async def stop(self) -> None:
@@ -179,6 +175,15 @@ class Coordinator:
     @property
     def workers(self) -> list[WorkerStatus]:
         return sorted((peer.status for peer in self._peers if peer.status.worker), key=lambda status: status.worker)
+
+    def report(self) -> Report:
+        """All workers together, as of their last beats."""
+        report = Report()
+        report.merge(self._buried)
+        for peer in self._peers:
+            if peer.status.report is not None:
+                report.merge(peer.status.report)
+        return report
 
     async def _push(self) -> None:
         quiet = 0.0
@@ -212,10 +217,13 @@ class Coordinator:
         lost = self._leases.gone(peer)
         for replica in lost:
             self._world.give_back(Result(replica, "lost"), now)
-        if peer.status.beat is not None:
-            self.buried.append(peer.status.beat)
+        if peer.status.report is not None:
+            self._buried.merge(peer.status.report)
+            self._buried.flights = self._buried.waiting = 0
         if lost:
-            log.warning("worker %d is gone with %d calls in flight: their slots are free", peer.status.worker, len(lost))
+            log.warning(
+                "worker %d is gone with %d calls in flight: their slots are free", peer.status.worker, len(lost)
+            )
         self._changed = True
 
     def heard(self, peer: _Peer, message: _FromWorker) -> None:
@@ -228,7 +236,7 @@ class Coordinator:
                 self._world.give_back(back.result, self._now())
                 self._changed = True
         elif kind is Beat:
-            peer.status.beat = cast(Beat, message)
+            peer.status.report = cast(Beat, message).report
             peer.status.seen = self._now()
             self._leases.renew(peer, peer.status.seen)
         else:
@@ -342,9 +350,9 @@ class Link(asyncio.Protocol):
         if lease:
             self._send(Back(lease, result))
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, report: Report) -> None:
         """Say that this worker lives, and look for claims that nobody answers."""
-        self._send(beat)
+        self._send(Beat(report))
         late = [seq for seq, (_, _, asked) in self._asked.items() if self._now() - asked > _ANSWER_SECONDS]
         if late and not self.alone:
             self._go_alone("does not answer")

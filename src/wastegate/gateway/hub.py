@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from wastegate.core.call import Call
@@ -15,9 +15,10 @@ from wastegate.core.ledger import Admission, Entry
 from wastegate.core.lifecycle import Lever
 from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules
-from wastegate.core.world import World
+from wastegate.core.world import Mirror, Result, World
+from wastegate.gateway.coordination import Link
 from wastegate.gateway.recorder import Recorder
-from wastegate.gateway.tally import Tally
+from wastegate.gateway.tally import Report, Tally
 from wastegate.gateway.upstream import Origin, Pool
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Hub:
         self,
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], float],
-        world: World,
+        world: World | Mirror,
         recorder: Recorder,
         rules: Rules,
         levers: Sequence[Lever],
@@ -58,6 +59,8 @@ class Hub:
         self.rules = rules
         self.levers = levers
         self.tally = Tally()
+        self.link: Link | None = None
+        """Where claims are asked for, in a worker; without one this process keeps the world itself."""
         self.flights: set[Flight] = set()
         self._lines: Lines[Flight] = Lines(line_bound)
         self._pools: dict[str, Pool] = {}
@@ -66,8 +69,8 @@ class Hub:
 
     # ---- the fleet
 
-    def set_fleet(self, replicas: Sequence[Replica]) -> None:
-        """Swap the list of replicas at once; connections to those that stay are kept."""
+    def connect(self, replicas: Iterable[Replica]) -> None:
+        """The fleet has changed: connections to replicas that stay where they are are kept, others end."""
         pools: dict[str, Pool] = {}
         for replica in replicas:
             if not replica.url:
@@ -81,7 +84,6 @@ class Hub:
         for gone in self._pools.values():
             gone.close()
         self._pools = pools
-        self.world.set_fleet(replicas)
         self.changed()
 
     def pool(self, plan: Plan) -> Pool:
@@ -93,13 +95,22 @@ class Hub:
         ahead = self._lines.ahead(call.model, flight) if self._lines else 0
         return self.world.view(call, self.now(), random.random(), ahead)
 
-    def claim(self, flight: Flight, call: Call, plan: Plan) -> Claimed:
-        """Take the slot, and write down that the call is on its way."""
+    def claim(self, flight: Flight, call: Call, plan: Plan) -> Claimed | None:
+        """Take the slot. None: it is asked for elsewhere, and ``flight.claimed`` will be told."""
+        if self.link is not None:
+            assert plan.replica is not None
+            self.link.claim(plan.replica.name, plan.number, flight)
+            return None
         now = self.now()
+        assert isinstance(self.world, World), "a mirror has no slots of its own: it needs a link"
         if not self.world.claim(plan, now):
             return Claimed(False, now)
+        self.admit(flight, call, plan, now)
+        return Claimed(True, now)
+
+    def admit(self, flight: Flight, call: Call, plan: Plan, now: float) -> None:
+        """The slot is taken: write down that the call is on its way."""
         self.leave(flight, call)
-        replica = plan.replica.name if plan.replica is not None else ""
         self.recorder.admit(
             Admission(
                 call.id,
@@ -111,15 +122,18 @@ class Hub:
                 call.stream,
                 call.prompt_tokens,
                 plan.number,
-                replica,
+                plan.replica.name if plan.replica is not None else "",
                 now,
                 call.tags,
             )
         )
-        return Claimed(True, now)
 
-    def released(self, reply: Reply, now: float) -> None:
-        self.world.released(reply, now)
+    def released(self, reply: Reply, lease: int, now: float) -> None:
+        """The slot is free again."""
+        if self.link is not None:
+            self.link.back(lease, Result.of(reply))
+        elif isinstance(self.world, World):
+            self.world.released(reply, now)
         if self._lines:
             self.changed()
 
@@ -152,6 +166,10 @@ class Hub:
         now = self.now()
         for head in self._lines.heads():
             head.wake(now)  # if it gets its place it leaves the line, which wakes the next
+
+    def report(self) -> Report:
+        """This process, for its operator."""
+        return Report(len(self.flights), self.waiting, self.recorder.unrecorded, self.recorder.failing, self.tally)
 
     # ---- time
 

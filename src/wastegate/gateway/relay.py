@@ -16,7 +16,7 @@ import zlib
 from typing import Protocol
 
 from wastegate.core.call import Call
-from wastegate.core.effects import Claim, Closed, Event, Look, Prepare, Queue, Reply, Send, Woken
+from wastegate.core.effects import Claim, Claimed, Closed, Event, Look, Prepare, Queue, Reply, Send, Woken
 from wastegate.core.ledger import Attempt, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
@@ -65,6 +65,8 @@ class Flight:
 
     __slots__ = (
         "_answer",
+        "_asked",
+        "_asking",
         "_begun",
         "_body",
         "_call",
@@ -76,6 +78,7 @@ class Flight:
         "_hub",
         "_kept",
         "_kept_bytes",
+        "_lease",
         "_life",
         "_out",
         "_plan",
@@ -105,6 +108,11 @@ class Flight:
         self._kept_bytes = 0
         self._spent = 0
         """Tokens that earlier attempts have given to the client."""
+        self._asked: Plan | None = None
+        """The plan whose slot was claimed last."""
+        self._asking = False
+        """Another process has been asked for that slot, and has not answered yet."""
+        self._lease = 0
         # Of the attempt that runs:
         self._plan: Plan | None = None
         self._claimed = 0.0
@@ -131,7 +139,11 @@ class Flight:
                 if kind is Look:
                     event = hub.look(self, self._call)
                 elif kind is Claim:
-                    event = hub.claim(self, self._call, command.plan)  # type: ignore[union-attr]
+                    self._asked = command.plan  # type: ignore[union-attr]
+                    event = hub.claim(self, self._call, self._asked)
+                    if event is None:
+                        self._asking = True
+                        return  # another process keeps the slots: ``claimed`` is told
                 elif kind is Prepare:
                     event = command.call  # type: ignore[union-attr]
                 elif kind is Send:
@@ -139,6 +151,9 @@ class Flight:
                     return
                 else:
                     assert isinstance(command, Queue)
+                    if self._gone:
+                        event = Woken("hung_up", hub.now())
+                        continue
                     if hub.queue(self, self._call):
                         self._wait_until = command.wait.until
                         return
@@ -146,9 +161,19 @@ class Flight:
         except StopIteration as stop:
             self._close(stop.value)
 
+    def claimed(self, granted: bool, lease: int) -> None:
+        """The coordinator's answer to a claim."""
+        now = self._hub.now()
+        self._asking = False
+        self._lease = lease
+        if granted and self._asked is not None:
+            self._hub.admit(self, self._call, self._asked, now)
+        self._advance(Claimed(granted, now))
+
     def wake(self, now: float) -> None:
         """Its turn in the line."""
-        self._advance(Woken("turn", now))
+        if not self._asking:  # one that asks for its slot has had its turn
+            self._advance(Woken("turn", now))
 
     def _reply(self, outcome: Outcome, reason: str = "") -> None:
         """The attempt has ended: give its slot back and tell the lifecycle."""
@@ -178,7 +203,7 @@ class Flight:
         self._plan = None
         self._connection = None
         reply = Reply(attempt, self._begun, can_continue, answer.retry_after(), finish_reason)
-        self._hub.released(reply, now)
+        self._hub.released(reply, self._lease, now)
         self._advance(reply)
 
     # ---- one attempt
@@ -190,6 +215,9 @@ class Flight:
         self._redialled = False
         self._answer = Answer(self._call, command.claimed)
         self._body = self._out.body
+        if self._gone:
+            self._reply("hung_up", "the client left")
+            return
         if command.continues and not self._continue():
             self._reply("failed", "cut: nothing of the answer was left to ask for")
             return
@@ -285,6 +313,8 @@ class Flight:
     def hang_up(self) -> None:
         """The client has left. For the engine this frees the sequence: its connection is closed at once."""
         self._gone = True
+        if self._asking:
+            return  # once the slot is granted it is given back
         if self._plan is not None:
             self._abandon()
             self._reply("hung_up", "the client left")
@@ -293,6 +323,8 @@ class Flight:
 
     def stop(self, why: str) -> None:
         """The gateway shuts down and cannot wait longer."""
+        if self._asking:
+            return
         if self._plan is not None:
             self._abandon()
             self._reply("failed", f"timeout: {why}")
@@ -314,7 +346,7 @@ class Flight:
     def check(self, now: float) -> None:
         """Fire the timer that has run out, if any. Called a few times a second."""
         if self._plan is None:
-            if now >= self._wait_until:
+            if now >= self._wait_until and not self._asking:
                 self._leave_line("deadline")
             return
         fired = self._fired(now)

@@ -131,7 +131,7 @@ class Gate:
             _respond_error(client, 503, "the gateway is shutting down; try again shortly", b"retry-after: 2\r\n")
             return
         if hub.recorder.refusing:
-            hub.tally.rejected["ledger"] += 1
+            hub.tally.reject("ledger")
             text = f"calls cannot be written down ({hub.recorder.failing}), so none is taken; free the disk"
             _respond_error(client, 503, text, b"retry-after: 5\r\n")
             return
@@ -139,7 +139,7 @@ class Gate:
         try:
             request = read_request(body)
         except RequestError as error:
-            hub.tally.rejected["body"] += 1
+            hub.tally.reject("body")
             client.respond(400, b"application/json", error_body(400, str(error), param=error.param))
             return
         call, timers = self._label(incoming, path, request, len(body))
@@ -200,7 +200,7 @@ class Gate:
         client.respond(status, b"application/json", body)
 
     def _unknown(self, incoming: Incoming, path: bytes, client: Responder) -> None:
-        self.hub.tally.rejected["path"] += 1
+        self.hub.tally.reject("path")
         shown = _label(path)
         known = ", ".join(p.decode() for p in _COMPLETIONS)
         if path in _COMPLETIONS or path in _OTHERS:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from wastegate.core.fleet import Replica, State
 from wastegate.core.ledger import Phase, ReplicaSpan, Work
-from wastegate.gateway.hub import Hub
+from wastegate.core.world import World
 
 _PHASES: dict[State, Phase | None] = {"loading": "loading", "ready": "serving", "draining": "draining", "down": None}
 
@@ -16,9 +16,18 @@ _PHASES: dict[State, Phase | None] = {"loading": "loading", "ready": "serving", 
 class Roster:
     """The one place that changes a replica's state, so that its spans always follow."""
 
-    def __init__(self, hub: Hub, save: Callable[[list[ReplicaSpan]], None]) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        world: World,
+        now: Callable[[], float],
+        save: Callable[[list[ReplicaSpan]], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._world = world
+        self._now = now
         self._save = save
+        self._changed = changed
+        """Called when the fleet is not what it was: an address, a state, a model."""
         self._replicas: dict[str, Replica] = {}
         self._spans: dict[str, ReplicaSpan] = {}
         self._work: dict[str, Work] = {}
@@ -35,7 +44,8 @@ class Roster:
         for name in self._replicas.keys() - new.keys():
             self._end(name)
         self._replicas = new
-        self._hub.set_fleet(list(new.values()))
+        self._world.set_fleet(new.values())
+        self._changed()
 
     def put(self, replica: Replica) -> None:
         """Add one, or give one a new address."""
@@ -51,8 +61,8 @@ class Roster:
             self._end(name)
             if phase is not None:
                 self._begin(name, phase)
-        self._hub.world.set_state(name, state)
-        self._hub.changed()
+        self._world.set_state(name, state)
+        self._changed()
 
     def probed(self, name: str, seconds: float) -> None:
         """A probe has kept the replica busy for so long."""
@@ -60,7 +70,8 @@ class Roster:
 
     def named(self, name: str, models: tuple[str, ...], engine: str) -> None:
         """What the replica says that it is."""
-        self._hub.world.set_models(name, models, engine)
+        self._world.set_models(name, models, engine)
+        self._changed()
 
     def may_measure(self, name: str) -> bool:
         return name not in self._unmeasurable
@@ -74,7 +85,7 @@ class Roster:
         self._work[name] = work
 
     def _begin(self, name: str, phase: Phase) -> None:
-        now = self._hub.now()
+        now = self._now()
         replica = self._replicas[name]
         self._probed[name] = 0.0
         self._spans[name] = ReplicaSpan(
@@ -90,12 +101,12 @@ class Roster:
         self._save([self._spans[name]])
 
     def _current(self, name: str, end: float | None) -> ReplicaSpan:
-        state = next((s for s in self._hub.world.states if s.replica.name == name), None)
+        state = next((s for s in self._world.states if s.replica.name == name), None)
         models = state.replica.models if state is not None else ()
         return replace(
             self._spans[name],
             end=end,
-            seen=self._hub.now(),
+            seen=self._now(),
             model=models[0] if models else "",
             engine=state.replica.engine if state is not None else "",
             probe_seconds=self._probed.get(name, 0.0),
@@ -104,7 +115,7 @@ class Roster:
 
     def _end(self, name: str) -> None:
         if name in self._spans:
-            self._save([self._current(name, self._hub.now())])
+            self._save([self._current(name, self._now())])
             del self._spans[name]
 
     def beat(self) -> None:

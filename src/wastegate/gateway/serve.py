@@ -284,7 +284,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _reject(self, status: int, message: str, reason: str) -> None:
         """A request that cannot be read. What follows it on this connection cannot be trusted either."""
-        self._gate.hub.tally.rejected[reason] += 1
+        self._gate.hub.tally.reject(reason)
         self._incoming = None
         if self._busy:  # an answer is going out: it cannot be followed by an error, only by the end
             self._keep = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+
+import msgspec
+from msgspec import Struct
 
 from wastegate.core.fleet import ReplicaState
 from wastegate.core.ledger import Entry
@@ -12,18 +14,19 @@ from wastegate.core.ledger import Entry
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-class Histogram:
+class Histogram(Struct):
     """Counts in fixed buckets, as Prometheus wants them."""
 
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BUCKETS) + 1)
-        self.total = 0.0
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
+    total: float = 0.0
 
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(_BUCKETS, seconds)] += 1
         self.total += seconds
+
+    def merge(self, other: Histogram) -> None:
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
     def lines(self, name: str, help_text: str) -> list[str]:
         out = [f"# HELP {name} {help_text}", f"# TYPE {name} histogram"]
@@ -40,80 +43,137 @@ class Histogram:
         ]
 
 
-class Tally:
-    """What has ended since the process started."""
+class Tally(Struct):
+    """What has ended since the process started. Several processes' tallies can be merged into one."""
 
-    def __init__(self) -> None:
-        self._outcomes: Counter[tuple[str, str]] = Counter()
-        self._attempts: Counter[tuple[str, str]] = Counter()
-        self._prompt_tokens = 0
-        self._output_tokens = 0
-        self._cached_tokens = 0
-        self._first_token = Histogram()
-        self._duration = Histogram()
-        self.rejected: Counter[str] = Counter()
-        """Requests that never became a call, by why: too large, unreadable, no such path, …"""
+    outcomes: dict[str, int] = {}
+    """Calls, by outcome and route: ``finished /v1/chat/completions``."""
+    attempts: dict[str, int] = {}
+    """Tries on replicas, by outcome and replica."""
+    rejected: dict[str, int] = {}
+    """Requests that never became a call, by why: too large, unreadable, no such path, …"""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    first_token: Histogram = msgspec.field(default_factory=Histogram)
+    duration: Histogram = msgspec.field(default_factory=Histogram)
 
     def count(self, entry: Entry) -> None:
-        self._outcomes[entry.route, entry.outcome] += 1
-        self._duration.add(entry.ended - entry.arrived)
+        """A call has ended."""
+        _add(self.outcomes, f"{entry.outcome} {entry.route}")
+        self.duration.add(entry.ended - entry.arrived)
         for attempt in entry.attempts:
-            self._attempts[attempt.replica, attempt.outcome] += 1
-            self._prompt_tokens += attempt.prompt_tokens or 0
-            self._output_tokens += attempt.output_tokens or 0
-            self._cached_tokens += attempt.cached_tokens or 0
+            _add(self.attempts, f"{attempt.outcome} {attempt.replica}")
+            self.prompt_tokens += attempt.prompt_tokens or 0
+            self.output_tokens += attempt.output_tokens or 0
+            self.cached_tokens += attempt.cached_tokens or 0
             if attempt.first_token is not None:
-                self._first_token.add(attempt.first_token - entry.arrived)
+                self.first_token.add(attempt.first_token - entry.arrived)
 
-    def exposition(self, states: tuple[ReplicaState, ...], waiting: int, unrecorded: int) -> str:
-        """Prometheus text format, version 0.0.4."""
-        lines: list[str] = []
-        _family(
-            lines,
-            "wastegate_calls_total",
-            "counter",
-            "Calls that have ended, by route and outcome.",
-            [(f'route="{_escape(route)}",outcome="{o}"', n) for (route, o), n in sorted(self._outcomes.items())],
-        )
-        _family(
-            lines,
-            "wastegate_attempts_total",
-            "counter",
-            "Tries on replicas that have ended, by outcome.",
-            [(f'replica="{_escape(r)}",outcome="{o}"', n) for (r, o), n in sorted(self._attempts.items())],
-        )
-        _family(
-            lines,
-            "wastegate_rejected_total",
-            "counter",
-            "Requests turned away before they became a call.",
-            [(f'reason="{reason}"', n) for reason, n in sorted(self.rejected.items())],
-        )
-        for name, value, text in (
-            ("wastegate_prompt_tokens_total", self._prompt_tokens, "Prompt tokens of all attempts."),
-            ("wastegate_output_tokens_total", self._output_tokens, "Output tokens of all attempts."),
-            ("wastegate_cached_tokens_total", self._cached_tokens, "Prompt tokens that engines report as cached."),
-            ("wastegate_unrecorded_calls_total", unrecorded, "Calls served that the journal could not take."),
+    def reject(self, reason: str) -> None:
+        """A request was turned away."""
+        _add(self.rejected, reason)
+
+    def merge(self, other: Tally) -> None:
+        """Count another process's calls as well."""
+        for mine, theirs in (
+            (self.outcomes, other.outcomes),
+            (self.attempts, other.attempts),
+            (self.rejected, other.rejected),
         ):
-            _family(lines, name, "counter", text, [("", value)])
-        _family(lines, "wastegate_waiting_calls", "gauge", "Calls in the gateway's line.", [("", waiting)])
-        _family(
-            lines,
-            "wastegate_in_flight_calls",
-            "gauge",
-            "Calls that hold a replica's slot.",
-            [(f'replica="{_escape(s.replica.name)}"', s.in_flight) for s in states],
-        )
-        _family(
-            lines,
-            "wastegate_replica_ready",
-            "gauge",
-            "1 where the replica takes calls.",
-            [(f'replica="{_escape(s.replica.name)}",state="{s.state}"', int(s.state == "ready")) for s in states],
-        )
-        lines += self._first_token.lines("wastegate_time_to_first_token_seconds", "From arrival to the first token.")
-        lines += self._duration.lines("wastegate_call_duration_seconds", "From arrival to the end of the call.")
-        return "\n".join(lines) + "\n"
+            for key, number in theirs.items():
+                _add(mine, key, number)
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        self.cached_tokens += other.cached_tokens
+        self.first_token.merge(other.first_token)
+        self.duration.merge(other.duration)
+
+
+class Report(Struct):
+    """One process's state, for its operator."""
+
+    flights: int = 0
+    """Calls between their arrival and their end."""
+    waiting: int = 0
+    """Of these: in the line."""
+    unrecorded: int = 0
+    """Calls served that the journal could not take."""
+    failing: str = ""
+    """Empty, or why the journal cannot be written."""
+    tally: Tally = msgspec.field(default_factory=Tally)
+
+    def merge(self, other: Report) -> None:
+        self.flights += other.flights
+        self.waiting += other.waiting
+        self.unrecorded += other.unrecorded
+        self.failing = self.failing or other.failing
+        self.tally.merge(other.tally)
+
+
+def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
+    """Prometheus text format, version 0.0.4."""
+    tally = report.tally
+    lines: list[str] = []
+    _family(
+        lines,
+        "wastegate_calls_total",
+        "counter",
+        "Calls that have ended, by route and outcome.",
+        _labelled(tally.outcomes, "outcome", "route"),
+    )
+    _family(
+        lines,
+        "wastegate_attempts_total",
+        "counter",
+        "Tries on replicas that have ended, by outcome.",
+        _labelled(tally.attempts, "outcome", "replica"),
+    )
+    _family(
+        lines,
+        "wastegate_rejected_total",
+        "counter",
+        "Requests turned away before they became a call.",
+        [(f'reason="{reason}"', n) for reason, n in sorted(tally.rejected.items())],
+    )
+    for name, value, text in (
+        ("wastegate_prompt_tokens_total", tally.prompt_tokens, "Prompt tokens of all attempts."),
+        ("wastegate_output_tokens_total", tally.output_tokens, "Output tokens of all attempts."),
+        ("wastegate_cached_tokens_total", tally.cached_tokens, "Prompt tokens that engines report as cached."),
+        ("wastegate_unrecorded_calls_total", report.unrecorded, "Calls served that the journal could not take."),
+    ):
+        _family(lines, name, "counter", text, [("", value)])
+    _family(lines, "wastegate_waiting_calls", "gauge", "Calls in the gateway's line.", [("", report.waiting)])
+    _family(
+        lines,
+        "wastegate_in_flight_calls",
+        "gauge",
+        "Calls that hold a replica's slot.",
+        [(f'replica="{_escape(s.replica.name)}"', s.in_flight) for s in states],
+    )
+    _family(
+        lines,
+        "wastegate_replica_ready",
+        "gauge",
+        "1 where the replica takes calls.",
+        [(f'replica="{_escape(s.replica.name)}",state="{s.state}"', int(s.state == "ready")) for s in states],
+    )
+    lines += tally.first_token.lines("wastegate_time_to_first_token_seconds", "From arrival to the first token.")
+    lines += tally.duration.lines("wastegate_call_duration_seconds", "From arrival to the end of the call.")
+    return "\n".join(lines) + "\n"
+
+
+def _add(counts: dict[str, int], key: str, number: int = 1) -> None:
+    counts[key] = counts.get(key, 0) + number
+
+
+def _labelled(counts: dict[str, int], first: str, second: str) -> list[tuple[str, int]]:
+    """Samples from keys of two words, of which the second may hold blanks."""
+    samples = []
+    for key, number in sorted(counts.items()):
+        one, _, two = key.partition(" ")
+        samples.append((f'{first}="{one}",{second}="{_escape(two)}"', number))
+    return samples
 
 
 def _family(lines: list[str], name: str, kind: str, text: str, samples: list[tuple[str, int]]) -> None:
