@@ -74,6 +74,7 @@ def _up_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     add("--config", type=Path, help="the configuration (default: ./wastegate.toml if there is one)")
     add("--listen", help="address for clients, host:port (default: 127.0.0.1:8080)")
     add("--admin", help="address for health, metrics and state (default: 127.0.0.1:8081)")
+    add("--workers", type=int, help="processes that serve clients (default: 1)")
     add("--data", type=Path, help="where ledger, journal and logs are kept (default: your data folder)")
     add("--check", action="store_true", help="only check the configuration")
     add("--verbose", action="store_true", help="log more")
@@ -90,7 +91,13 @@ def _up(arguments: argparse.Namespace) -> int:
         level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     try:
-        here = site.load(arguments.config, listen=arguments.listen, admin=arguments.admin, data=arguments.data)
+        here = site.load(
+            arguments.config,
+            listen=arguments.listen,
+            admin=arguments.admin,
+            data=arguments.data,
+            workers=arguments.workers,
+        )
     except site.ConfigError as error:
         print(f"wastegate up: {error}", file=sys.stderr)
         return 2

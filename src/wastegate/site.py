@@ -20,7 +20,7 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import app, children, control, probe, recorder
+from wastegate.gateway import children, config, control, probe, recorder
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Origin, UrlError
@@ -33,6 +33,11 @@ class ConfigError(ValueError):
 class _Gateway(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:8080"
     data: str = ""
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= 64:
+            raise ValueError(f"workers is {self.workers}: from 1 to 64 processes can serve")
 
 
 class _Replica(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +70,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 class Site(Struct, frozen=True):
     """Everything that a command may need to know of where it runs."""
 
-    gateway: app.Config
+    gateway: config.Config
     data: Path
     cache: Path
     source: str = ""
@@ -73,7 +78,7 @@ class Site(Struct, frozen=True):
 
     @property
     def ledger(self) -> Path:
-        return Path(self.gateway.ledger.path or self.data / "ledger.db")
+        return self.gateway.ledger_path
 
 
 def cache_dir() -> Path:
@@ -104,7 +109,12 @@ def _directory(own: str, shared: str, fallback: str) -> Path:
 
 
 def load(
-    path: Path | None = None, *, listen: str | None = None, admin: str | None = None, data: Path | None = None
+    path: Path | None = None,
+    *,
+    listen: str | None = None,
+    admin: str | None = None,
+    data: Path | None = None,
+    workers: int | None = None,
 ) -> Site:
     """Read the configuration: ``path``, else $WASTEGATE_CONFIG, else ./wastegate.toml, else the defaults.
 
@@ -123,11 +133,11 @@ def load(
             raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
-    over = {"listen": listen, "data": str(data) if data is not None else None}
+    over = {"listen": listen, "data": str(data) if data is not None else None, "workers": workers}
     return parse(text, str(path) if path is not None else "", over, admin)
 
 
-def parse(text: str, name: str, over: Mapping[str, str | None] | None = None, admin: str | None = None) -> Site:
+def parse(text: str, name: str, over: Mapping[str, object] | None = None, admin: str | None = None) -> Site:
     """The same from the text of a file called ``name``."""
     try:
         raw = tomllib.loads(text)
@@ -141,26 +151,30 @@ def parse(text: str, name: str, over: Mapping[str, str | None] | None = None, ad
         message, _, at = str(error).partition(" - at `$")
         raise ConfigError(f"{where.of(_path(at))}: {message[:1].lower() + message[1:]}{_named(at)}") from None
     given = {key: value for key, value in (over or {}).items() if value is not None}
-    file = replace(file, gateway=replace(file.gateway, **given))
+    try:
+        file = replace(file, gateway=replace(file.gateway, **given))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if admin is not None:
         file = replace(file, admin=replace(file.admin, listen=admin))
     try:
         return _site(file, name)
     except ConfigError:
         raise
-    except (ValueError, app.StartError) as error:
+    except (ValueError, config.StartError) as error:
         raise ConfigError(f"{name}: {error}") from None
 
 
 def _site(file: _File, name: str) -> Site:
     data = Path(file.gateway.data).expanduser() if file.gateway.data else data_dir()
-    app.address(file.gateway.listen)
-    host, _ = app.address(file.admin.listen)
+    config.address(file.gateway.listen)
+    host, _ = config.address(file.admin.listen)
     if host not in ("127.0.0.1", "::1", "localhost") and not file.admin.token:
         raise ConfigError(f"{name}: [admin] listens on {host}, which others can reach: set a token for it")
-    config = app.Config(
+    gateway = config.Config(
         data=data,
         listen=file.gateway.listen,
+        workers=file.gateway.workers,
         control=file.admin,
         limits=file.limits,
         timers=file.timers,
@@ -173,7 +187,7 @@ def _site(file: _File, name: str) -> Site:
         replicas=tuple(_replicas(file.replicas, name)),
         local=file.local,
     )
-    return Site(config, data, cache_dir(), name)
+    return Site(gateway, data, cache_dir(), name)
 
 
 def _replicas(rows: tuple[_Replica, ...], file: str) -> Iterator[Replica]:

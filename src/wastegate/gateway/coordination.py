@@ -173,8 +173,10 @@ class Coordinator:
             peer.send(_frame(Order(what, body)))
 
     @property
-    def workers(self) -> list[WorkerStatus]:
-        return sorted((peer.status for peer in self._peers if peer.status.worker), key=lambda status: status.worker)
+    def serving(self) -> list[WorkerStatus]:
+        """The workers that take clients, in order: one that does has sent a beat."""
+        serving = (peer.status for peer in self._peers if peer.status.report is not None)
+        return sorted(serving, key=lambda status: status.worker)
 
     def report(self) -> Report:
         """All workers together, as of their last beats."""

@@ -1,0 +1,58 @@
+"""The gateway's whole configuration as one value, put together from the rooms' own. It is read from no file here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from wastegate.core.fleet import Replica
+from wastegate.core.plan import Rules, Timers
+from wastegate.core.world import Breaker, RetryBudget
+from wastegate.gateway import children, control, probe, recorder
+from wastegate.gateway.request import Route
+from wastegate.gateway.serve import Limits
+
+
+class StartError(Exception):
+    """The gateway cannot start; the text says why and what to do."""
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole gateway, validated. ``replicas`` empty means: start local ones."""
+
+    data: Path
+    listen: str = "127.0.0.1:8080"
+    workers: int = 1
+    control: control.Config = control.Config()
+    limits: Limits = Limits()
+    timers: Timers = Timers()
+    rules: Rules = Rules()
+    breaker: Breaker = Breaker()
+    budget: RetryBudget = RetryBudget()
+    probe: probe.Config = probe.Config()
+    ledger: recorder.Config = recorder.Config()
+    routes: tuple[Route, ...] = ()
+    replicas: tuple[Replica, ...] = ()
+    local: children.Config = children.Config()
+
+    @property
+    def journal_path(self) -> Path:
+        return Path(self.ledger.journal) if self.ledger.journal else self.data / "journal"
+
+    @property
+    def ledger_path(self) -> Path:
+        return Path(self.ledger.path) if self.ledger.path else self.data / "ledger.db"
+
+
+def address(listen: str) -> tuple[str, int]:
+    """``host:port`` taken apart; an IPv6 host stands in brackets. Raises StartError."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise StartError(f"{listen!r} is not an address: write host:port, such as 127.0.0.1:8080")
+    return host.strip("[]"), int(port)
+
+
+def url(host: str, port: int) -> str:
+    """The address as clients write it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,96 @@
+"""The clients' side of one process: it listens, holds what is in flight, and drains. Where the fleet's state comes from
+is its owner's business."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from wastegate.core.world import Mirror, World
+from wastegate.gateway.config import Config, StartError, address, url
+from wastegate.gateway.hub import Hub
+from wastegate.gateway.recorder import Recorder
+from wastegate.gateway.request import Gate
+from wastegate.gateway.serve import ClientConnection
+from wastegate.levers import LEVERS
+from wastegate.store.journal import JournalError
+from wastegate.store.schema import LedgerError
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+_SWEEP_SECONDS = 1.0
+
+
+def open_book(config: Config, worker: str, now: Callable[[], float]) -> Recorder:
+    """Where this process writes calls down. Raises StartError."""
+    try:
+        return Recorder(config.journal_path, config.ledger_path, worker, config.ledger, now)
+    except (LedgerError, JournalError, OSError) as error:
+        raise StartError(f"calls cannot be written down: {error}") from None
+
+
+class Front:
+    """Serves clients until it is told to drain."""
+
+    def __init__(self, config: Config, world: World | Mirror, book: Recorder, now: Callable[[], float]) -> None:
+        self._config = config
+        loop = asyncio.get_running_loop()
+        self.hub = Hub(loop, now, world, book, config.rules, LEVERS, config.limits.line)
+        self.gate = Gate(self.hub, config.routes, config.timers, config.limits)
+        self.url = ""
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def listen(self, port: int | None = None) -> None:
+        """Take clients. ``port``: shared with other processes that listen there too. Raises StartError."""
+        host, own_port = address(self._config.listen)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: ClientConnection(self.gate),
+                host,
+                own_port if port is None else port,
+                backlog=_BACKLOG,
+                reuse_port=port is not None,
+            )
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {self._config.listen}: {error.strerror or error}; is another gateway running there?"
+            ) from None
+        self.url = url(host, self._server.sockets[0].getsockname()[1])
+        self.hub.start()
+        self._sweeper = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Close connections that their clients have left hanging, and note in the journal that all lives."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = self.hub.now()
+            for connection in list(self.gate.connections):
+                connection.check(now)
+            if self.hub.flights:
+                self.hub.recorder.beat()
+
+    async def drain(self) -> None:
+        """No new calls; streams finish, or get a terminal event at the deadline."""
+        self.gate.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.gate.connections):
+            connection.drain()
+        hub = self.hub
+        log.info("shutting down: %d calls in flight", len(hub.flights))
+        deadline = hub.now() + self._config.limits.drain_seconds
+        while hub.flights and hub.now() < deadline:  # noqa: ASYNC110  # a poll at shutdown, not on the hot path
+            await asyncio.sleep(0.05)
+        for flight in list(hub.flights):
+            flight.stop("shutdown")
+        await asyncio.sleep(0)  # let the last writes leave
+
+    def close(self) -> None:
+        """After the drain: nothing is left but connections to replicas."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self.hub.stop()
