@@ -117,7 +117,7 @@ def _members(body: bytes) -> dict[str, msgspec.Raw] | None:
     """A JSON object's members, each left as it was written; None if it is none."""
     try:
         return _decode_members(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

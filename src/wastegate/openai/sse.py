@@ -105,10 +105,10 @@ class StreamReader:
         """
         events = piece.count(b"\ndata:") + piece.startswith(b"data:")
         mark = b'"finish_reason":null' if b'"finish_reason":null' in piece else b'"finish_reason": null'
-        if piece.count(mark) != events:
+        if not piece.count(mark) == piece.count(b'"finish_reason"') == events:
             return False
         if events > 1 and not all(mark in event for event in piece.split(b"data:")[1:]):
-            return False  # one event has two choices, and another is none of the ordinary kind
+            return False  # one event has two choices, and another none
         at = piece.find(b'"usage"')
         if at >= 0 and piece[at + 7 : at + 14].lstrip(b": ")[:4] != b"null":
             return False
@@ -131,10 +131,8 @@ class StreamReader:
 
     def _read(self, event: bytes) -> bool:
         """Note what one event says. False if it must not be relayed (now)."""
-        if not self._started:
-            self._started = True
-            event = event.removeprefix(_BOM)
-        data = _data(event)
+        data = _data(event if self._started else event.removeprefix(_BOM))
+        self._started = True
         if not data:
             return True  # a comment, a ping, another field
         if data == b"[DONE]":
