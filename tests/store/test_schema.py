@@ -1,0 +1,102 @@
+"""A file of another time or another program is met with a sentence, and a migration is whole or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wastegate.store import schema
+from wastegate.store.schema import APPLICATION, MIGRATIONS, LedgerError, SchemaTooNew, migrate
+
+
+def fresh(path: Path | str = ":memory:") -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None)
+
+
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    (value,) = db.execute(f"PRAGMA {name}").fetchone()
+    return int(value)
+
+
+def tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+
+
+def test_an_empty_file_becomes_a_ledger_and_stays_one() -> None:
+    db = fresh()
+    migrate(db, "x.db")
+    assert tables(db) == {"label", "entry", "entry_text", "attempt", "tag", "span"}
+    assert (pragma(db, "user_version"), pragma(db, "application_id")) == (len(MIGRATIONS), APPLICATION)
+    migrate(db, "x.db")
+
+
+def test_a_newer_schema_is_refused_and_left_alone() -> None:
+    db = fresh()
+    migrate(db, "x.db")
+    db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 3}")
+    with pytest.raises(SchemaTooNew, match=rf"x\.db has ledger schema {len(MIGRATIONS) + 3}.*upgrade wastegate"):
+        migrate(db, "x.db")
+    assert pragma(db, "user_version") == len(MIGRATIONS) + 3
+
+
+@pytest.mark.parametrize(
+    "statement", ["CREATE TABLE mine (x)", "PRAGMA user_version = 1", "PRAGMA application_id = 252006674"]
+)
+def test_another_programs_database_is_never_touched(statement: str) -> None:
+    db = fresh()
+    db.execute(statement)
+    before = tables(db)
+    with pytest.raises(LedgerError, match="not a wastegate ledger"):
+        migrate(db, "x.db")
+    assert tables(db) == before
+
+
+def test_an_older_ledger_is_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    db = fresh()
+    migrate(db, "x.db")
+    ran: list[str] = []
+
+    def step(name: str) -> Callable[[sqlite3.Connection], None]:
+        return lambda _: ran.append(name)
+
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, step("second"), step("third")))
+    migrate(db, "x.db")
+    assert ran == ["second", "third"]
+    assert pragma(db, "user_version") == len(MIGRATIONS) + 2
+    migrate(db, "x.db")
+    assert len(ran) == 2
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    db = fresh()
+    migrate(db, "x.db")
+
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE half (x)")
+        raise RuntimeError("in the midst of it")
+
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, half))
+    with pytest.raises(RuntimeError):
+        migrate(db, "x.db")
+    assert "half" not in tables(db)
+    assert pragma(db, "user_version") == len(MIGRATIONS)
+
+
+def test_of_two_that_open_a_new_file_one_migrates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = fresh(tmp_path / "x.db"), fresh(tmp_path / "x.db")
+    known = schema._is_current
+
+    def overtaken(connection: sqlite3.Connection, where: str) -> bool:
+        answer = known(connection, where)
+        monkeypatch.setattr(schema, "_is_current", known)
+        migrate(other, where)  # between the first look and the lock
+        return answer
+
+    monkeypatch.setattr(schema, "_is_current", overtaken)
+    migrate(one, "x.db")
+    assert "entry" in tables(one)
+    one.close()
+    other.close()
