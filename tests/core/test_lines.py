@@ -64,3 +64,17 @@ def test_priority_decides_who_is_next() -> None:
     lines.join("small", "a", priority=1)
     lines.join("small", "b", priority=0)
     assert lines.heads() == ["b"]
+
+
+def test_a_new_bound_sends_nobody_away() -> None:
+    lines: Lines[str] = Lines(2)
+    lines.join("small", "a")
+    lines.join("small", "b")
+    lines.resize(1)
+    assert len(lines) == 2
+    lines.leave("small", "a")
+    assert not lines.join("small", "c")
+    assert lines.join("large", "d")
+    assert not lines.join("large", "e"), "a line that begins later has the new bound, too"
+    lines.resize(3)
+    assert lines.join("small", "c")

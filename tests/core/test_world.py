@@ -138,6 +138,21 @@ def test_an_engine_that_is_told_by_the_probe_stays() -> None:
     made.set_models("a", ("m",), "vllm")
     made.set_models("a", ("n",))
     assert (one(made).replica.engine, one(made).replica.models) == ("vllm", ("n",))
+    made.set_fleet([Replica("a", "http://a", cap=3)])
+    assert (one(made).replica.engine, one(made).replica.cap) == ("vllm", 3)
+    made.set_fleet([Replica("a", "http://a", engine="sglang")])
+    assert one(made).replica.engine == "sglang", "whoever writes it down knows better"
+
+
+def test_other_rules_hold_from_now_on() -> None:
+    made = world("a", budget=RetryBudget(share=0.0, reserve=5.0))
+    made.claim(plan("a"), 0.0)
+    made.released(reply("a", "failed", reason="cut"), 0.0)
+    made.set_rules(Breaker(failures=1, rest=10.0), RetryBudget(share=0.0, reserve=1.0))
+    assert one(made, now=20.0).breaker == "half_open", "one failure was enough, and its rest is over"
+    assert made.retry_allowed
+    assert made.claim(plan("a", number=2), 20.0)
+    assert not made.retry_allowed, "five were saved up, of which one is left"
 
 
 def test_retries_stay_within_their_budget() -> None:

@@ -34,6 +34,12 @@ class Lines(Generic[Ticket]):
         self._lines[model] = line
         return True
 
+    def resize(self, bound: int) -> None:
+        """Another bound from now on. Nobody who waits is sent away: a line that is too long drains."""
+        self._bound = bound
+        for line in self._lines.values():
+            line.bound = bound
+
     def leave(self, model: str, ticket: Ticket) -> bool:
         """Give up a place. False if the ticket has none."""
         line = self._lines.get(model)

@@ -88,13 +88,20 @@ class World:
         """All replicas, with their breakers as they stand at ``now``."""
         return tuple(self._seen(state, now) for state in self._states.values())
 
+    def set_rules(self, breaker: Breaker, budget: RetryBudget) -> None:
+        """Other rules from now on. What has been counted so far still counts."""
+        self._breaker = breaker
+        self._budget = budget
+        self._tokens = min(self._tokens, budget.reserve)
+
     def set_fleet(self, replicas: Iterable[Replica]) -> None:
-        """Replace the list of replicas; those that stay keep their state and their load."""
+        """Replace the list of replicas; those that stay keep their state, their load and what is known of them."""
         states: dict[str, ReplicaState] = {}
         for replica in replicas:
             old = self._states.get(replica.name)
             models = replica.models or (old.replica.models if old else ())
-            described = replace(replica, models=models)
+            engine = replica.engine or (old.replica.engine if old else "")
+            described = replace(replica, models=models, engine=engine)
             states[replica.name] = replace(old, replica=described) if old else ReplicaState(described)
         self._states = states
         self._health = {name: self._health.get(name, _Health()) for name in states}
