@@ -273,7 +273,7 @@ def _replay_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("trace", type=Path, help="Azure CSV, Mooncake JSONL, JSONL with messages, or an export")
+    parser.add_argument("trace", type=Path, help="Azure CSV, Mooncake JSONL, messages, an export; 'sample': our own")
     parser.add_argument("--url", required=True, help="the server, such as http://127.0.0.1:8080")
     parser.add_argument("--format", choices=("azure", "mooncake", "messages", "export"), help="default: by content")
     parser.add_argument("--model", default="", help="default: the only one that the server lists")

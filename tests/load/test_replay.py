@@ -59,6 +59,7 @@ async def test_prompts_have_the_traces_lengths_and_shares(tmp_path: Path, toy: T
     assert {call["max_tokens"]: call.get("ignore_eos") for call in toy.calls} == {3: True, 4: True, 5: True, 2: True}
     assert [result.path for result in done.results] == [CHAT, CHAT, CHAT, PLAIN]
     assert report.notes == ()
+    assert 5 < report.calibration_calls < 15
 
 
 async def test_scaled_rows_share_as_much_as_their_scale(tmp_path: Path, toy: ToyServer) -> None:

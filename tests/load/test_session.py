@@ -22,6 +22,7 @@ from tests.load.test_replay import lines, mooncake, say
 from tests.load.test_report import report, result
 from wastegate.cli import _parser
 from wastegate.load.session import config_from, exit_code, record, save
+from wastegate.load.traces import SAMPLE
 from wastegate.openai.sse import Usage
 
 
@@ -62,6 +63,14 @@ def test_every_flag_has_its_place() -> None:
     assert (config.api_key, config.tenant, config.tenant_header) == ("secret", "t", "x-t")
     assert config.headers == (("x-a", "b"),)
     assert config_from(flags("--speed 4"), {}).pace.speed == 4.0
+
+
+def test_the_sample_is_at_hand_unless_a_file_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = _parser().parse_args(["replay", "sample", "--url", "http://x"])
+    assert config_from(plain, {}).trace == SAMPLE
+    (tmp_path / "sample").touch()
+    assert config_from(plain, {}).trace == Path("sample")
 
 
 @pytest.mark.parametrize(

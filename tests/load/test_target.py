@@ -44,6 +44,8 @@ async def test_both_routes_are_counted_as_they_are(toy: ToyServer, session: aioh
     assert chat.count == 8
     assert await target.measure("toy", CHAT, "one two") == 8
     assert toy.calls[-1]["max_tokens"] == 1
+    assert toy.headers[-1]["x-wastegate-tag-purpose"] == "calibration"
+    assert target.posted == 3
 
 
 async def test_a_server_without_a_tokenizer_says_none(toy: ToyServer, session: aiohttp.ClientSession) -> None:

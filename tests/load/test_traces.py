@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wastegate.core.ledger import Attempt, Entry
 from wastegate.load.rows import FORMATS, HangUp, TraceError
-from wastegate.load.traces import read
+from wastegate.load.traces import SAMPLE, read
 
 REAL = Path(__file__).parents[2].parent / "shared" / "traces"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -46,6 +46,19 @@ def test_real_traces_are_read_whole(name: str, form: str, rows: int, into: int, 
     assert sum(row.output_tokens or 0 for row in trace.rows) == out
     times = [row.at for row in trace.rows if row.at is not None]
     assert times[-1] - times[0] == pytest.approx(seconds, abs=1e-3)
+
+
+def test_the_sample_is_a_minute_and_a_half_of_three_tenants() -> None:
+    trace = read(SAMPLE)
+    times = [row.at for row in trace.rows if row.at is not None]
+    assert trace.notes == ()
+    assert 120 <= len(times) <= 200
+    assert times == sorted(times)
+    assert 60 < times[-1] < 90
+    assert len({row.tenant for row in trace.rows}) == 3
+    assert sum(row.hang_up is not None for row in trace.rows) >= 5
+    assert sum(row.output_tokens or 0 for row in trace.rows) < 90 * 200
+    assert sum(bool(row.messages and row.messages[0]["role"] == "system") for row in trace.rows) > 80
 
 
 def test_azure_times_have_seven_digits_or_a_zone(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def table(report: Report) -> RenderableType:
     for name, value in _facts(report):
         head.add_row(name, value)
     times = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("from the intended send", "n", "mean", "P50", "P95", "P99", "max"):
-        times.add_column(name, justify="left" if " " in name else "right")
+    for name in ("from intended send", "n", "mean", "P50", "P95", "P99", "max"):
+        times.add_column(name, justify="left" if " " in name else "right", no_wrap=True)
     for name, found in (("TTFT", report.ttft), ("TPOT", report.tpot), ("E2E", report.e2e), ("drift", report.drift)):
         times.add_row(name, *_cells(found))
     title = Text(f"Replay of {report.trace} against {report.url} ({report.model})", style="bold")
@@ -96,9 +96,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("  skipped", _with_kinds(report.skipped)),
         ("  not reached", f"{report.not_reached:,}"),
         ("clipped to the context", f"{report.clipped:,}"),
+        ("calls before the run, to calibrate", f"{report.calibration_calls:,}"),
         ("seconds", f"{report.seconds:,.1f}"),
         (
-            "offered / sent / answered, requests per s",
+            "requests per s offered/sent/answered",
             " / ".join(map(_rate, (rates.offered, rates.achieved, rates.completed))),
         ),
         ("prompt tokens", _volume(report.input_tokens, report.input_per_second)),

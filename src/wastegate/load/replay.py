@@ -176,6 +176,7 @@ class Replay:
             source=recipe.source if recipe else None,
             max_inflight=self.config.loop.max_inflight,
             interrupted=self.stop.asked.is_set(),
+            calibration_calls=target.posted,
             notes=tuple(self._notes),
         )
 

@@ -107,6 +107,8 @@ class Report(Struct, frozen=True, kw_only=True):
     usage: Literal["engine", "counted", "mixed", "none"]
     """Who counted the output: the server, this tool by the pieces that came (a lower bound), or both."""
     lengths: Lengths | None
+    calibration_calls: int = 0
+    """Calls before the run, to the tokenizer for the most part: not among the rows, but in a gateway's ledger."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -120,6 +122,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     source: Source | None
     max_inflight: int
     interrupted: bool
+    calibration_calls: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -174,6 +177,7 @@ def summarise(results: Sequence[Result], progress: Progress, facts: Facts) -> Re
         output_per_second=out / seconds if seconds else None,
         usage=_usage(sent),
         lengths=_lengths(ok, facts.source) if facts.source else None,
+        calibration_calls=facts.calibration_calls,
     )
 
 

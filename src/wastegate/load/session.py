@@ -18,6 +18,7 @@ from wastegate.load.openloop import Loop, Result
 from wastegate.load.replay import Config, Replay, Replayed
 from wastegate.load.report import Report
 from wastegate.load.schedule import Pace
+from wastegate.load.traces import SAMPLE
 
 
 class RowRecord(Struct, frozen=True, kw_only=True):
@@ -115,7 +116,7 @@ def config_from(flags: Namespace, environment: Mapping[str, str]) -> Config:
     if flags.api_key_env and flags.api_key_env not in environment:
         raise ValueError(f"--api-key-env {flags.api_key_env}: there is no such environment variable")
     return Config(
-        trace=flags.trace,
+        trace=SAMPLE if flags.trace == Path("sample") and not flags.trace.exists() else flags.trace,
         url=flags.url,
         format=flags.format,
         pace=Pace(

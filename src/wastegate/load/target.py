@@ -15,6 +15,9 @@ from wastegate.load.prompts import CHAT
 ASK_SECONDS = 30.0
 """Longest wait for one answer about the server itself."""
 
+MARK = {"x-wastegate-tag-purpose": "calibration"}
+"""Tells the few calls before a run from the run's own in a ledger."""
+
 
 class TargetError(RuntimeError):
     """The server cannot be reached, or did not say what is needed. The text says what to do."""
@@ -31,6 +34,8 @@ class Target:
     def __init__(self, session: aiohttp.ClientSession, base: str, patience: float = ASK_SECONDS) -> None:
         self._session = session
         self._patience = patience
+        self.posted = 0
+        """POST requests made so far: a gateway's ledger has them too, under the tag below."""
         self.base = base.rstrip("/").removesuffix("/v1")
         if not self.base.startswith(("http://", "https://")):
             raise TargetError(f"--url {base}: must begin with http:// or https://, such as http://127.0.0.1:8080")
@@ -84,7 +89,8 @@ class Target:
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         data = msgspec.json.encode(body) if body is not None else None
-        headers = {"content-type": "application/json"} if body is not None else {}
+        headers = {"content-type": "application/json", **MARK} if body is not None else {}
+        self.posted += body is not None
         url = self.base + path
         wait = aiohttp.ClientTimeout(total=self._patience)
         try:

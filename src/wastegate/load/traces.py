@@ -28,6 +28,11 @@ _OWN = "timestamp messages prompt max_tokens max_completion_tokens model stream 
 _KNOWN = _PARAMS | set(_OWN.split())
 
 
+SAMPLE = Path(__file__).with_name("sample.jsonl")
+"""Traffic of our own to begin with: a minute and a half of a small shop's assistant, three tenants, some of whose
+customers hang up."""
+
+
 def read(path: Path, form: Format | None = None, limit: int | None = None) -> Trace:
     """The rows of a trace, in the order of the file; at most ``limit``. The format is found from the content.
 
