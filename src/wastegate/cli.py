@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wastegate import __version__
+from wastegate.local import flags
 
 if TYPE_CHECKING:
     from wastegate.local.models import Library
@@ -43,8 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"wastegate {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _up_parser(commands)
-    _engine_parser(commands)
-    _models_parser(commands)
+    flags.engine(commands, _engine)
+    flags.models(commands, _models)
     _replay_parser(commands)
     _audit_parser(commands)
     _explain_parser(commands)
@@ -107,94 +108,21 @@ def _up(arguments: argparse.Namespace) -> int:
     return app.run(here.gateway)
 
 
-def _engine_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "engine",
-        help="serve a model on this machine's CPU",
-        description="Serve a model on this machine's CPU, with OpenAI's routes. Fetches the model first where it is a "
-        "known one that is not here yet. Prints 'ready URL' once it serves; ends on Ctrl-C or SIGTERM, after the calls "
-        "that run.",
-        epilog="examples:\n"
-        "  wastegate engine                                   the small model that wastegate knows, on port 8001\n"
-        "  wastegate engine --model ./llama.gguf --cap 8      a file of yours, at most eight sequences at once\n"
-        "  wastegate engine --cores 0 --port 8001             one of two replicas, each on a core of its own\n"
-        "\nwhile it runs:\n"
-        "  curl localhost:8001/admin/limits                                    what may run and wait\n"
-        "  curl -X PUT localhost:8001/admin/limits -d '{\"cap\": 16}'            change it\n"
-        "  curl localhost:8001/admin/work                                      what its steps cost, measured\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--model", default="smollm2-135m-instruct", help="a name from `wastegate models list`, a .gguf file, or "
-        "hf:owner/repo/file.gguf (default: %(default)s)")  # fmt: skip
-    add("--name", default="", help="what the model is called over HTTP (default: its name here)")
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8001, help="port to listen on; 0 takes a free one (default: %(default)s)")
-    add(
-        "--cap", type=int, default=32, help="sequences that run at once; an answer of n counts n (default: %(default)s)"
-    )
-    add(
-        "--queue", type=int, default=256, help="sequences that may wait; beyond it calls get 503 (default: %(default)s)"
-    )
-    add("--cores", default="", help="cores to run on, as in 0,2-3 (default: all); give replicas side by side cores of "
-        "their own, or they halve each other")  # fmt: skip
-    add("--threads", type=int, default=0, help="threads that compute (default: one for each core)")
-    add("--context", type=int, default=0, help="prompt and answer together, in tokens (default: the model's own)")
-    add("--kv-gb", type=float, default=1.0, help="size of the KV cache in GiB (default: %(default)s)")
-    add("--kv-precision", choices=("u8", "f16", "bf16", "f32"), default="u8", help="of KV (default: %(default)s)")
-    add("--hint", choices=("throughput", "latency", "none"), default="throughput",
-        help="what the runtime is tuned for (default: %(default)s)")  # fmt: skip
-    add("--step-tokens", type=int, default=256, help="tokens in one step at most: a longer prompt is computed in "
-        "parts (default: %(default)s)")  # fmt: skip
-    add("--no-prefix-caching", action="store_true", help="compute every prompt from its first token")
-    add("--drain", type=float, default=30.0, help="seconds that running calls get at the end (default: %(default)s)")
-    add("--admin-token", default="", help="lets /admin be used from other machines, with 'Authorization: Bearer TOKEN'")
-    add("--die-with-parent", action="store_true", help="end when the process that started this one ends (Linux)")
-    parser.set_defaults(run=_engine)
-
-
 def _engine(arguments: argparse.Namespace) -> int:
+    from wastegate.local.child import LoopError
     from wastegate.local.gguf import GgufError
     from wastegate.local.lifeline import die_with_parent
-    from wastegate.local.models import ModelError, called
+    from wastegate.local.models import ModelError
     from wastegate.local.server import serve
-    from wastegate.local.settings import EngineOptions, SettingError, configure, parse_cores
+    from wastegate.local.settings import SettingError, configure, options_of
 
     if arguments.die_with_parent:
         die_with_parent()
     try:
-        model = _fetch(arguments.model)
-        options = EngineOptions(
-            name=arguments.name or called(arguments.model),
-            host=arguments.host, port=arguments.port, cap=arguments.cap, queue=arguments.queue,
-            cores=parse_cores(arguments.cores), threads=arguments.threads, context=arguments.context,
-            kv_gb=arguments.kv_gb, kv_precision=arguments.kv_precision, hint=arguments.hint,
-            prefix_caching=not arguments.no_prefix_caching, batched_tokens=arguments.step_tokens,
-            drain=arguments.drain, admin_token=arguments.admin_token,
-        )  # fmt: skip
-        config = configure(options, model)
-    except (ModelError, SettingError, GgufError, ValueError, OSError) as error:
+        return serve(configure(options_of(arguments), _fetch(arguments.model)))
+    except (ModelError, SettingError, GgufError, LoopError, OSError) as error:
         print(f"wastegate engine: {error}", file=sys.stderr)
         return 2
-    return serve(config)
-
-
-def _models_parser(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "models",
-        help="list, fetch or remove the models of the local engine",
-        description="The models of the local engine. They lie in the user's cache folder; WASTEGATE_CACHE moves it.",
-        allow_abbrev=False,
-    )
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="what is known and what is here", allow_abbrev=False)
-    listing.add_argument("--json", action="store_true", help="as JSON, sizes in bytes")
-    listing.set_defaults(run=_models_list)
-    for name, what, run in (("pull", "fetch", _models_pull), ("rm", "remove", _models_rm)):
-        action = actions.add_parser(name, help=f"{what} a model", allow_abbrev=False)
-        action.add_argument("model", help="a name from the list, or hf:owner/repo/file.gguf")
-        action.set_defaults(run=run)
 
 
 def _library() -> Library:
@@ -210,53 +138,26 @@ def _fetch(name: str) -> Path:
     library = _library()
     if (found := library.find(name)) is not None:
         return found
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from wastegate.local.progress import bar
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"fetching {name}", total=None)
-        return library.pull(name, lambda have, total: bar.update(task, completed=have, total=total or None))
+    with bar(f"fetching {name}") as progress:
+        return library.pull(name, progress)
 
 
-def _models_list(arguments: argparse.Namespace) -> int:
-    rows = _library().list()
-    if arguments.json:
-        import msgspec
-
-        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
-        return 0
-    for row in rows:
-        print(f"{row.name:<32} {row.size / 1e6:8.1f} MB  {row.path or 'not fetched'}  {row.title}")
-    return 0
-
-
-def _models_pull(arguments: argparse.Namespace) -> int:
+def _models(arguments: argparse.Namespace) -> int:
     from wastegate.local.models import ModelError
 
     try:
-        print(_fetch(arguments.model))
-    except ModelError as error:
-        print(f"wastegate models pull: {error}", file=sys.stderr)
+        if arguments.action == "pull":
+            print(_fetch(arguments.model))
+        elif arguments.action == "rm":
+            freed = _library().remove(arguments.model)
+            print(f"removed {arguments.model}: {freed / 1e6:.1f} MB")
+        else:
+            print(_library().table(as_json=arguments.json))
+    except (ModelError, OSError) as error:
+        print(f"wastegate models {arguments.action}: {error}", file=sys.stderr)
         return 2
-    return 0
-
-
-def _models_rm(arguments: argparse.Namespace) -> int:
-    from wastegate.local.models import ModelError
-
-    try:
-        freed = _library().remove(arguments.model)
-    except ModelError as error:
-        print(f"wastegate models rm: {error}", file=sys.stderr)
-        return 2
-    print(f"removed {arguments.model}: {freed / 1e6:.1f} MB")
     return 0
 
 

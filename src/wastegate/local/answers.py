@@ -13,14 +13,15 @@ import numpy as np
 from aiohttp import web
 
 from wastegate.local.child import Call, Child
-from wastegate.local.chunks import DONE, Answer, Shape, Usage
-from wastegate.local.messages import Refused, Sampling
+from wastegate.local.chunks import DONE, Answer, Cached, Shape, Usage
+from wastegate.local.messages import Piece, Refused, Sampling
 from wastegate.local.metrics import Metrics
 from wastegate.local.requests import SEED_BITS, Ask, RequestError, parse_ask, parse_body
 from wastegate.local.tokenizer import ChatTemplateError, Tokenizer, Tokens
 from wastegate.openai.errors import error_body, error_event
 
 RETRY_AFTER = "1"
+_EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -34,12 +35,15 @@ def error(status: int, message: str, *, param: str | None = None, code: str | No
 class Answers:
     """The two completion routes."""
 
-    def __init__(self, child: Child, tokenizer: Tokenizer, metrics: Metrics, *, model: str, context: int) -> None:
+    def __init__(
+        self, child: Child, tokenizer: Tokenizer, metrics: Metrics, *, model: str, context: int, prefix_caching: bool
+    ) -> None:
         self._child = child
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._model = model
         self._context = context
+        self._caching = prefix_caching
         self.draining = False
         self._open = 0
         self._idle = asyncio.Event()
@@ -58,39 +62,45 @@ class Answers:
         return await self._answer(request, chat=False)
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        arrived = time.perf_counter()
         if self.draining:
             refusal = error(503, "this engine is shutting down; send the call elsewhere")
             refusal.force_close()
             return refusal
-        body = await request.read()
-        ask = parse_ask(parse_body(body), chat=chat, model=self._model)
-        tokens = await self._tokens(ask)
-        sampling = self._sampling(ask, tokens.size)
+        self._open += 1
+        self._idle.clear()
+        try:
+            return await self._serve(request, chat=chat)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def _serve(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        arrived = time.perf_counter()
+        ask = parse_ask(parse_body(await request.read()), chat=chat, model=self._model)
+        prompt = await self._tokens(ask)
+        sampling = self._sampling(ask, prompt.size)
         given = request.headers.get("X-Request-Id", "")
         id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         shape = Shape(
             chat=chat, id=("chatcmpl-" if chat else "cmpl-") + id, created=int(time.time()), model=self._model,
             usage=ask.include_usage,
         )  # fmt: skip
-        call = self._child.submit(tokens.astype("<i8").tobytes(), sampling, ask.n, ask.priority, arrived)
+        call = self._child.submit(prompt.tobytes(), sampling, ask.n, ask.priority, arrived)
+        tally = Tally(ask.n, prompt.size, estimated=self._caching)
+        headers = {"X-Request-Id": id}
         outcome = "left"
-        self._open += 1
-        self._idle.clear()
-        response: web.StreamResponse
         try:
             if ask.stream:
-                response, outcome = await self._stream(request, call, shape, ask, tokens.size, id)
+                response = await self._stream(request, call, shape, tally, headers)
             else:
-                response, outcome = await self._whole(call, shape, ask, tokens.size, id)
+                response = await self._whole(call, shape, tally, headers)
+            outcome = tally.outcome
             return response
         finally:
-            self._open -= 1
-            if not self._open:
-                self._idle.set()
             self._child.drop(call)
             self._metrics.outcomes[outcome] += 1
-            if outcome in ("stop", "length"):
+            if tally.done:
                 self._metrics.whole.add(time.perf_counter() - arrived)
 
     async def _tokens(self, ask: Ask) -> Tokens:
@@ -130,57 +140,79 @@ class Answers:
             repetition_penalty=ask.repetition_penalty, stop=ask.stop, ignore_eos=ask.ignore_eos,
         )  # fmt: skip
 
-    async def _whole(self, call: Call, shape: Shape, ask: Ask, prompt: int, id: str) -> tuple[web.Response, str]:
-        texts = [""] * ask.n
-        finishes = [""] * ask.n
-        counts = [0] * ask.n
-        while not all(finishes):
+    async def _whole(self, call: Call, shape: Shape, tally: Tally, headers: dict[str, str]) -> web.StreamResponse:
+        texts: list[list[str]] = [[] for _ in tally.finishes]
+        while not tally.done:
             for news in await call.news():
                 if isinstance(news, Refused):
-                    return error(news.status, news.message), "refused" if news.fresh else "failed"
-                texts[news.index] += news.text
-                finishes[news.index] = news.finish
-                counts[news.index] = news.tokens
-        answers = [Answer(text, finish) for text, finish in zip(texts, finishes, strict=True)]
-        body = shape.whole(answers, Usage.of(prompt, sum(counts)))
-        response = web.Response(body=body, content_type="application/json", headers={"X-Request-Id": id})
-        return response, finishes[0]
+                    tally.refused = news
+                    return error(news.status, news.message)
+                texts[news.index].append(news.text)
+                tally.add(news)
+        answers = [Answer("".join(text), finish) for text, finish in zip(texts, tally.finishes, strict=True)]
+        body = shape.whole(answers, tally.usage())
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _stream(
-        self, request: web.Request, call: Call, shape: Shape, ask: Ask, prompt: int, id: str
-    ) -> tuple[web.StreamResponse, str]:
+        self, request: web.Request, call: Call, shape: Shape, tally: Tally, headers: dict[str, str]
+    ) -> web.StreamResponse:
         news = await call.news()
         if isinstance(news[0], Refused):  # nothing is sent yet: the status can still say it
-            return error(news[0].status, news[0].message), "refused" if news[0].fresh else "failed"
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache",
-                     "X-Request-Id": id}
-        )  # fmt: skip
+            tally.refused = news[0]
+            return error(news[0].status, news[0].message)
+        response = web.StreamResponse(headers={**_EVENT_STREAM, **headers})
         await response.prepare(request)
-        counts = [0] * ask.n
-        left = ask.n
-        finish = ""
-        out: list[bytes] = [shape.opening(index) for index in range(ask.n)]
+        out = [shape.opening(index) for index in range(len(tally.finishes))]
         while True:
             for piece in news:
                 if isinstance(piece, Refused):
+                    tally.refused = piece
                     await response.write(b"".join(out) + error_event(piece.status, piece.message))
-                    return response, "failed"
-                counts[piece.index] = piece.tokens
+                    return response
+                tally.add(piece)
                 if piece.text:
                     out.append(shape.content(piece.index, piece.text))
                 if piece.finish:
                     out.append(shape.closing(piece.index, piece.finish))
-                    left -= 1
-                    finish = finish or piece.finish
-            if not left:
+            if tally.done:
                 break
             if out:
                 await response.write(b"".join(out))
                 out = []
             news = await call.news()
-        if ask.include_usage:
-            out.append(shape.usage(Usage.of(prompt, sum(counts))))
+        out.append(shape.usage(tally.usage()))
         out.append(DONE)
         await response.write_eof(b"".join(out))
-        return response, finish
+        return response
+
+
+class Tally:
+    """How far a call's answers have come."""
+
+    def __init__(self, n: int, prompt: int, *, estimated: bool) -> None:
+        self.finishes = [""] * n
+        self.refused: Refused | None = None
+        self._tokens = [0] * n
+        self._prompt = prompt
+        self._cached = 0
+        self._estimated = estimated
+
+    def add(self, piece: Piece) -> None:
+        self._tokens[piece.index] = piece.tokens
+        self.finishes[piece.index] = piece.finish
+        if not piece.index:  # the other answers find the first one's prompt in the cache: that is no saving on it
+            self._cached = piece.cached
+
+    @property
+    def done(self) -> bool:
+        return all(self.finishes)
+
+    @property
+    def outcome(self) -> str:
+        """One of ``metrics.OUTCOMES``."""
+        if self.refused is not None:
+            return "refused" if self.refused.fresh else "failed"
+        return self.finishes[0] or "left"
+
+    def usage(self) -> Usage:
+        return Usage.of(self._prompt, sum(self._tokens), Cached(self._cached, self._estimated))

@@ -37,12 +37,25 @@ State = Literal["loading", "ready", "restarting", "stopped"]
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between a loop's end and its next start: doubled each time, and back to the first once it served."""
 
+STALLED = 120.0
+"""Seconds without a word from a loop that has calls, after which it is taken for hung and killed. A step of the
+largest models that a CPU serves takes a few."""
+
+ENDING = 2.0
+"""Seconds that a loop gets to end by itself once its socket is closed."""
+
+
+class LoopError(RuntimeError):
+    """The step loop cannot serve; the text says why."""
+
 
 class Call:
     """One call's mailbox: what the loop said of it, in order. Bounded by the call's own max_tokens × n."""
 
-    def __init__(self, number: int, arrived: float, n: int) -> None:
+    def __init__(self, number: int, arrived: float, n: int, prompt: int) -> None:
         self.number = number
+        self.prompt = prompt
+        """Its prompt's tokens."""
         self.left = n
         """Answers that have not ended."""
         self.arrived = arrived
@@ -88,22 +101,20 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._error = ""
         self._stopping = False
+        self._heard = 0.0
+        """When the loop last said something, or was given its only call."""
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._calls)
-
     def submit(self, prompt: bytes, sampling: Sampling, n: int, priority: int, arrived: float) -> Call:
         """Hand a call to the loop. Its first news may be a refusal."""
-        call = Call(next(self._numbers), arrived, n)
+        call = Call(next(self._numbers), arrived, n, len(prompt) // 8)
         if self.state != "ready":
             call.open = False
             call.put(Refused(call.number, 503, f"the engine is {self.state}; try again shortly"))
-        elif len(self._calls) >= self.limits.cap + self.limits.queue:
+        elif len(self._calls) >= max(self.limits.cap, self._metrics.running) + self.limits.queue:
             # So many are unfinished that the loop's line cannot have room: no need to wait for its word.
             call.open = False
             call.put(
@@ -114,6 +125,8 @@ class Child:
                 )
             )  # fmt: skip
         else:
+            if not self._calls:
+                self._heard = time.perf_counter()
             self._calls[call.number] = call
             self._say(Start(call.number, prompt, sampling, n, priority))
         return call
@@ -129,14 +142,18 @@ class Child:
         self._say(Resize(limits))
 
     async def run(self) -> None:
-        """Keep a loop alive until :meth:`stop`."""
+        """Keep a loop alive until :meth:`stop`. Raises :class:`LoopError` where the first one never came to serve:
+        another try would end the same way."""
         pause = FIRST_PAUSE
-        while True:
-            served = await self._life()
-            pause = FIRST_PAUSE if served else min(pause * 2, LONGEST_PAUSE)
+        first = True
+        while not self._stopping:
+            served, why = await self._life()
             if self._stopping:
                 return
-            self._enter("restarting")
+            if first and not served:
+                raise LoopError(why)
+            first = False
+            pause = FIRST_PAUSE if served else min(pause * 2, LONGEST_PAUSE)
             self.restarts += 1
             await asyncio.sleep(pause)
 
@@ -146,37 +163,47 @@ class Child:
         self._stopping = True
         if self._transport is not None:
             self._transport.close()
-        process = self._process
-        if process is not None and process.returncode is None:
-            try:
-                await asyncio.wait_for(process.wait(), 5)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+        if self._process is not None:
+            await _end(self._process)
 
-    async def _life(self) -> bool:
-        """One process, from start to end. True if it came to serve."""
+    async def _life(self) -> tuple[bool, str]:
+        """One process, from start to end. Whether it came to serve, and why it ended."""
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "wastegate.local.loop", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL, stdout=2,  # what the runtime prints must not mix with our own lines
             )  # fmt: skip
-        gone = asyncio.get_running_loop().create_future()
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Wire(self._hear, gone), sock=ours)
-        self._transport = transport
-        config = self._config
-        transport.write(frame(config))
-        await gone
-        self._transport = None
-        transport.close()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()  # its socket is closed: nothing that it still does can be heard
-        code = await process.wait()
-        served = self.ready is not None
-        self.ready = None
-        self._fail_all(code)
-        return served
+        self._transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: _Wire(self._hear, gone), sock=ours
+        )
+        self._transport.write(frame(self._config))
+        watch = asyncio.create_task(self._watch(process))
+        try:
+            await gone
+        finally:
+            watch.cancel()
+            self._transport.close()
+            self._transport = None
+        self._enter("restarting")
+        code = await _end(process)
+        served, self.ready = self.ready is not None, None
+        why = self._error or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        self._error = ""
+        self._fail_all(why)
+        return served, why
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a loop that has calls and says nothing."""
+        while True:
+            await asyncio.sleep(1.0)
+            silent = time.perf_counter() - self._heard
+            if self._calls and silent > STALLED:
+                self._error = f"no step ended within {STALLED:.0f} s"
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                return
 
     def _ended(self, call: Call) -> None:
         call.left -= 1
@@ -190,11 +217,10 @@ class Child:
             self._metrics.between.add(now - last)
         elif not call.last:
             self._metrics.first.add(now - call.arrived)
+            self._metrics.prompt_tokens += call.prompt
         call.last[piece.index] = now
 
-    def _fail_all(self, code: int) -> None:
-        why = self._error or (f"signal {-code}" if code < 0 else f"exit code {code}")
-        self._error = ""
+    def _fail_all(self, why: str) -> None:
         for call in self._calls.values():
             call.open = False
             call.put(
@@ -215,14 +241,14 @@ class Child:
 
     def _hear(self, body: bytes) -> None:
         report = decode_report(body)
+        self._heard = time.perf_counter()
         if isinstance(report, Step):
-            for number, waited, _ in report.admitted:
+            for number, waited in report.admitted:
                 if (call := self._calls.get(number)) is not None:
                     call.queued = waited
-            now = time.perf_counter()
             for piece in report.pieces:
                 if (call := self._calls.get(piece.call)) is not None:
-                    self._time(call, piece, now)
+                    self._time(call, piece, self._heard)
                     if piece.finish:
                         self._ended(call)
                     call.put(piece)
@@ -238,6 +264,16 @@ class Child:
         elif isinstance(report, Failed):
             self._error = report.message
         self._metrics.report(report)
+
+
+async def _end(process: asyncio.subprocess.Process) -> int:
+    """Wait for a process whose socket is closed, not for long; its exit code."""
+    try:
+        return await asyncio.wait_for(process.wait(), ENDING)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
 
 
 class _Wire(asyncio.Protocol):

@@ -12,14 +12,23 @@ _encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
 
 
+class Cached(Struct, frozen=True):
+    """Prompt tokens that the prefix cache held. ``estimated`` where the runtime does not say and the engine reckons:
+    then it is a floor, in whole blocks."""
+
+    cached_tokens: int
+    estimated: bool
+
+
 class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: Cached
 
     @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        return cls(prompt, completion, prompt + completion)
+    def of(cls, prompt: int, completion: int, cached: Cached) -> Usage:
+        return cls(prompt, completion, prompt + completion, cached)
 
 
 class Answer(Struct, frozen=True):
@@ -34,12 +43,13 @@ class Shape:
 
     def __init__(self, *, chat: bool, id: str, created: int, model: str, usage: bool = False) -> None:
         self._chat = chat
+        self._usage = usage
         kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat else "")
         head = _encode({"id": id, "object": kind, "created": created, "model": model})[:-1]
         self._head = b"data: " + head + b',"choices":['
         # With include_usage every chunk carries the key, null until the last.
         self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
-        self._whole = {
+        self._whole: dict[str, object] = {
             "id": id,
             "object": "chat.completion" if chat else "text_completion",
             "created": created,
@@ -61,6 +71,9 @@ class Shape:
         return self._choice(index, body, _encode(finish))
 
     def usage(self, usage: Usage) -> bytes:
+        """The chunk with the token counts; empty where the client did not ask for it."""
+        if not self._usage:
+            return b""
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:

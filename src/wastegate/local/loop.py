@@ -11,12 +11,12 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from wastegate.core.admission import Admission
+from wastegate.local.batch import Batch, Ticket
 from wastegate.local.lifeline import die_with_parent
 from wastegate.local.messages import (
     Cancel,
@@ -24,7 +24,6 @@ from wastegate.local.messages import (
     Frames,
     Load,
     LoopConfig,
-    Piece,
     Ready,
     Refused,
     Report,
@@ -36,11 +35,7 @@ from wastegate.local.messages import (
     decode_request,
     frame,
 )
-from wastegate.local.pipeline import OutOfMemoryError, Pipeline
-from wastegate.local.text import Writer
-
-Ticket = tuple[int, int]
-"""A call and which of its answers: each answer is a sequence, and takes a place of its own."""
+from wastegate.local.pipeline import Pipeline
 
 
 class Waiting(Struct):
@@ -51,51 +46,40 @@ class Waiting(Struct):
     left: int
 
 
-class Running(Struct):
-    """A sequence in the pipeline."""
-
-    handle: Any
-    writer: Writer
-    prompt: int
-    tokens: int = 0
-
-
 class StepLoop:
-    """Admission before the pipeline, one step after another, and a report of each."""
+    """Admission before the batch, one step after another, and a report of each."""
 
-    def __init__(self, pipeline: Pipeline, config: LoopConfig, sock: socket.socket) -> None:
+    def __init__(self, pipeline: Pipeline, batch: Batch, config: LoopConfig, sock: socket.socket) -> None:
         self._pipeline = pipeline
+        self._batch = batch
         self._sock = sock
         self._frames = Frames()
         self._line: Admission[Ticket] = Admission(config.limits)
         self._waiting: dict[int, Waiting] = {}
-        self._running: dict[Ticket, Running] = {}
-        self._admitted: list[tuple[int, float, int]] = []
+        self._admitted: list[tuple[int, float]] = []
+        self._told = (0, 0)
 
     def run(self) -> None:
         """Serve until the other end hangs up."""
-        while True:
-            if not self._listen(block=not self._running):
-                return
-            if self._running:
+        while self._listen():
+            if len(self._batch):
                 self._step()
             elif self._pipeline.busy:  # everything was cancelled: let the pipeline drop it
                 self._pipeline.step()
+            if self._told != (self._line.running, self._line.waiting):
+                self._send(Load(self._line.running, self._line.waiting))
 
-    def _listen(self, *, block: bool) -> bool:
-        """Take every message that is there; False when the other end is gone."""
-        before = (self._line.running, self._line.waiting)
-        while True:
-            if not block and not select.select([self._sock], [], [], 0)[0]:
-                break
+    def _listen(self) -> bool:
+        """Take every message that is there, waiting for one where there is nothing to compute. False when the other
+        end is gone."""
+        block = not len(self._batch) and not self._pipeline.busy
+        while block or select.select([self._sock], [], [], 0)[0]:
+            block = False
             data = self._sock.recv(1 << 20)
             if not data:
                 return False
             for body in self._frames.feed(data):
                 self._take(decode_request(body))
-            block = False
-        if not self._running and before != (self._line.running, self._line.waiting):
-            self._send(Load(self._line.running, self._line.waiting))
         return True
 
     def _take(self, request: Request) -> None:
@@ -105,112 +89,78 @@ class StepLoop:
             self._cancel(request.call)
         elif isinstance(request, Resize):
             self._begin(self._line.resize(request.limits))
-            self._send(Load(self._line.running, self._line.waiting))
 
     def _arrive(self, start: Start) -> None:
         tickets = [(start.call, index) for index in range(start.n)]
-        run: list[Ticket] = []
         self._waiting[start.call] = Waiting(start, time.perf_counter(), start.n)
+        run: list[Ticket] = []
         for ticket in tickets:
             verdict = self._line.arrive(ticket, start.priority)
+            if verdict == "full":
+                self._withdraw(tickets, run)
+                return
             if verdict == "run":
                 run.append(ticket)
-            elif verdict == "full":
-                self._withdraw(tickets, run)
-                limits = self._line.limits
-                self._send(
-                    Refused(
-                        start.call,
-                        503,
-                        f"the engine is full: {self._line.running} of {limits.cap} sequences run and "
-                        f"{self._line.waiting} of {limits.queue} wait; try again shortly",
-                    )
-                )
-                return
         self._begin(run)
 
-    def _withdraw(self, tickets: Sequence[Ticket], run: Sequence[Ticket]) -> None:
-        """A call with several answers found room for some only: give those places back."""
-        del self._waiting[tickets[0][0]]
+    def _withdraw(self, tickets: list[Ticket], run: list[Ticket]) -> None:
+        """There is no room for all of a call's answers: give back the places that some of them got, and refuse it."""
+        call = tickets[0][0]
         for ticket in tickets:
-            if ticket in run:
-                self._begin(self._line.finish())
-            else:
-                self._line.leave(ticket)
+            self._line.leave(ticket)
+        del self._waiting[call]
+        for _ in run:
+            self._begin(self._line.finish())
+        limits = self._line.limits
+        self._refuse(
+            call, 503, f"the engine is full: {self._line.running} of {limits.cap} sequences run and "
+            f"{self._line.waiting} of {limits.queue} wait; try again shortly",
+        )  # fmt: skip
 
-    def _begin(self, tickets: Sequence[Ticket]) -> None:
+    def _begin(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             call, index = ticket
             waiting = self._waiting[call]
-            if waiting.left == waiting.start.n:
-                self._admitted.append((call, time.perf_counter() - waiting.since, -1))
+            start = waiting.start
+            if waiting.left == start.n:
+                self._admitted.append((call, time.perf_counter() - waiting.since))
             waiting.left -= 1
             if not waiting.left:
                 del self._waiting[call]
-            start = waiting.start
-            prompt = np.frombuffer(start.prompt, dtype="<i8")
-            sampling = start.sampling
-            handle = self._pipeline.add(prompt, sampling, seed=sampling.seed + index)
-            self._running[ticket] = Running(handle, Writer(self._pipeline.table, sampling.stop), len(prompt))
+            prompt = np.frombuffer(start.prompt, dtype=np.int64)
+            self._batch.add(ticket, prompt, start.sampling, start.sampling.seed + index)
 
     def _cancel(self, call: int) -> None:
         waiting = self._waiting.pop(call, None)
         if waiting is not None:
             for index in range(waiting.start.n):
                 self._line.leave((call, index))
-        for ticket in [ticket for ticket in self._running if ticket[0] == call]:
-            self._running.pop(ticket).handle.cancel()
+        for _ in self._batch.cancel(call):
             self._begin(self._line.finish())
 
     def _step(self) -> None:
-        began = time.perf_counter()
-        self._pipeline.step()
-        seconds = time.perf_counter() - began
-        width = len(self._running)
-        generated = 0
-        pieces: list[Piece] = []
-        for ticket, sequence in list(self._running.items()):
-            try:
-                tokens, finish = self._pipeline.read(sequence.handle)
-            except OutOfMemoryError:
-                self._running.pop(ticket)
-                self._send(
-                    Refused(ticket[0], 503, "the KV cache is too small for this call beside the others", fresh=False)
-                )
-                self._begin(self._line.finish())
-                continue
-            generated += len(tokens)
-            if tokens or finish:
-                pieces.append(self._write(ticket, sequence, tokens, finish))
+        outcome = self._batch.step()
+        for _ in outcome.ended:
+            self._begin(self._line.finish())
+        for call, _ in outcome.starved:
+            self._cancel(call)
+            self._refuse(call, 503, "the KV cache had no room left for this call beside the others", fresh=False)
         kv_use, kv_bytes = self._pipeline.kv()
+        self._told = (self._line.running, self._line.waiting)
         self._send(
             Step(
-                seconds=seconds, prefill=0, decoding=len(pieces), generated=generated, sequences=width, kv_tokens=0,
-                clean=True,
-                kv_use=kv_use, kv_bytes=kv_bytes, running=self._line.running, waiting=self._line.waiting,
-                admitted=tuple(self._admitted), pieces=tuple(pieces),
+                outcome.seconds, outcome.prefill, outcome.decoding, outcome.generated, outcome.sequences,
+                outcome.kv_tokens, outcome.clean, kv_use, kv_bytes, *self._told, tuple(self._admitted), outcome.pieces,
             )
         )  # fmt: skip
         self._admitted.clear()
 
-    def _write(self, ticket: Ticket, sequence: Running, tokens: list[int], finish: str) -> Piece:
-        text = ""
-        for token in tokens:
-            text += sequence.writer.feed(token)
-            sequence.tokens += 1
-            if sequence.writer.stopped:
-                if not finish:
-                    sequence.handle.cancel()
-                finish = "stop"
-                break
-        if finish:
-            if not sequence.writer.stopped:
-                text += sequence.writer.close()
-            del self._running[ticket]
-            self._begin(self._line.finish())
-        return Piece(ticket[0], ticket[1], text, sequence.tokens, finish)
+    def _refuse(self, call: int, status: int, message: str, *, fresh: bool = True) -> None:
+        self._send(Refused(call, status, message, fresh))
 
     def _send(self, report: Report) -> None:
+        if isinstance(report, Load):
+            self._told = (report.running, report.waiting)
         self._sock.sendall(frame(report))
 
 
@@ -229,7 +179,11 @@ def main(argv: Sequence[str]) -> int:
         loaded = time.perf_counter()
         pipeline.warm_up((1, 2, 4, 8, 16, 32), config.batched_tokens)
         sock.sendall(frame(Ready(loaded - began, time.perf_counter() - loaded, pipeline.settings())))
-        StepLoop(pipeline, config, sock).run()
+        batch = Batch(
+            pipeline, batched_tokens=config.batched_tokens, kv_blocks=config.kv_blocks,
+            prefix_caching=config.prefix_caching,
+        )  # fmt: skip
+        StepLoop(pipeline, batch, config, sock).run()
     except (BrokenPipeError, ConnectionResetError):
         return 0
     except Exception as error:

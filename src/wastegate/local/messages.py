@@ -91,6 +91,8 @@ class Piece(Struct, frozen=True, array_like=True):
     tokens: int
     finish: str = ""
     """Empty while it goes on, else "stop" or "length"."""
+    cached: int = 0
+    """Prompt tokens that were found in the cache: reckoned by the loop, and a floor."""
 
 
 class Step(Struct, frozen=True, array_like=True, tag="step"):
@@ -108,15 +110,14 @@ class Step(Struct, frozen=True, array_like=True, tag="step"):
     kv_tokens: int
     """Tokens of KV that its sequences held."""
     clean: bool
-    """False where the reckoning may be off (preemption)."""
+    """False where the reckoning may be off, as after a preemption."""
     kv_use: float
     """Share of the KV blocks in use, 0 to 1."""
     kv_bytes: int
     running: int
     waiting: int
-    admitted: tuple[tuple[int, float, int], ...]
-    """Calls that left the line since the last step: call, seconds that they waited, cached prompt tokens (an
-    estimate)."""
+    admitted: tuple[tuple[int, float], ...]
+    """Calls that left the line since the last step, and the seconds that they waited."""
     pieces: tuple[Piece, ...]
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from wastegate.local.messages import Load, Ready, Report, Step
+from wastegate.local.work import StepTimes
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -55,19 +56,24 @@ class Metrics:
         self.between = Histogram()
         self.whole = Histogram()
         self.queued = Histogram()
+        self.times = StepTimes()
 
     def report(self, report: Report) -> None:
         """Take a report of the step loop in."""
         if isinstance(report, Step):
             self.running, self.waiting = report.running, report.waiting
-            self.kv_use, self.kv_bytes = report.kv_use, report.kv_bytes
+            # The pipeline says what the step held; where nothing runs on, that is free again.
+            self.kv_use, self.kv_bytes = report.kv_use if report.running else 0.0, report.kv_bytes
+            self.times.add(report)
             self.step.add(report.seconds)
             self.batch.add(report.sequences)
             self.output_tokens += report.generated
-            for _, seconds, _ in report.admitted:
+            for _, seconds in report.admitted:
                 self.queued.add(seconds)
         elif isinstance(report, Load):
             self.running, self.waiting = report.running, report.waiting
+            if not report.running:
+                self.kv_use = 0.0
         elif isinstance(report, Ready):
             self.loading, self.warmup = report.loading, report.warmup
 

@@ -81,6 +81,15 @@ class Library:
             rows.append(Listed(name, path.stem, path.stat().st_size, str(path)))
         return rows
 
+    def table(self, *, as_json: bool = False) -> str:
+        """:meth:`list`, to be printed."""
+        rows = self.list()
+        if as_json:
+            return msgspec.json.format(msgspec.json.encode(rows)).decode()
+        return "\n".join(
+            f"{row.name:<32} {row.size / 1e6:8.1f} MB  {row.title}  {row.path or '(not fetched)'}" for row in rows
+        )
+
     def find(self, name: str) -> Path | None:
         """The file of a model, or None where it must be pulled first. Raises :class:`ModelError`."""
         path = self._place(name)

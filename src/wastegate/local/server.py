@@ -18,7 +18,7 @@ import uvloop
 from aiohttp import web
 from msgspec import Struct
 
-from wastegate.core.admission import Limits
+from wastegate.local.admin import Admin
 from wastegate.local.answers import Answers, error
 from wastegate.local.child import Child
 from wastegate.local.messages import BLOCK, LoopConfig
@@ -48,7 +48,10 @@ class ServerConfig(Struct, frozen=True):
 
 
 def serve(config: ServerConfig) -> int:
-    """Run the engine until SIGTERM or SIGINT. Prints ``ready URL`` on stdout once it serves. The exit code."""
+    """Run the engine until SIGTERM or SIGINT. Prints ``ready URL`` on stdout once it serves. The exit code.
+
+    Raises :class:`wastegate.local.child.LoopError` where the model cannot be loaded, OSError where it cannot listen.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Server(config).run())
 
@@ -62,8 +65,14 @@ class Server:
         self._child = Child(config.loop, self._metrics)
         self._tokenizer = Tokenizer(config.loop.model)
         self._answers = Answers(
-            self._child, self._tokenizer, self._metrics, model=config.model, context=config.loop.context
+            self._child,
+            self._tokenizer,
+            self._metrics,
+            model=config.model,
+            context=config.loop.context,
+            prefix_caching=config.loop.prefix_caching,
         )
+        self._admin = Admin(self._child, self._metrics, config.admin_token)
         self._created = int(time.time())
 
     async def run(self) -> int:
@@ -75,22 +84,22 @@ class Server:
         await runner.setup()
         site = web.TCPSite(runner, self._config.host, self._config.port, backlog=BACKLOG)
         await site.start()
-        host, port = runner.addresses[0][:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        loop = asyncio.create_task(self._child.run())
-        announce = asyncio.create_task(self._announce(url))
+        child = asyncio.create_task(self._child.run())
+        announce = asyncio.create_task(self._announce(runner.addresses[0]))
+        told = asyncio.create_task(ending.wait())
         gc.collect()
-        gc.freeze()
+        gc.freeze()  # what was loaded stays: no collection need walk it again
         try:
-            await ending.wait()
+            await asyncio.wait((child, told), return_when=asyncio.FIRST_COMPLETED)
+            if child.done():
+                child.result()
             await self._drain()
         finally:
             announce.cancel()
+            told.cancel()
             await self._child.stop()
-            loop.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await loop
             await runner.cleanup()
+        await child
         return 0
 
     def app(self) -> web.Application:
@@ -104,11 +113,14 @@ class Server:
                 web.get("/health", self._health),
                 web.get("/ready", self._ready),
                 web.get("/metrics", self._metrics_text),
+                *self._admin.routes(),
             ]
         )
         return app
 
-    async def _announce(self, url: str) -> None:
+    async def _announce(self, address: tuple[Any, ...]) -> None:
+        host, port = address[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         while self._child.state != "ready":
             self._child.changed.clear()
             await self._child.changed.wait()
@@ -182,11 +194,3 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
-
-
-def limits_of(fields: dict[str, Any], present: Limits) -> Limits:
-    """New limits from an admin request. Raises :class:`RequestError`."""
-    try:
-        return msgspec.convert({"cap": present.cap, "queue": present.queue, **fields}, Limits)
-    except (msgspec.ValidationError, ValueError) as problem:
-        raise RequestError(str(problem)) from problem

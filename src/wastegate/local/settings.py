@@ -3,6 +3,7 @@ file is fetched and nothing is started here."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec import Struct
 from wastegate.core.admission import Limits
 from wastegate.local.gguf import read_gguf
 from wastegate.local.messages import BLOCK, LoopConfig
+from wastegate.local.models import called
 from wastegate.local.server import ServerConfig
 
 # Bytes that one number of KV takes. The 8-bit cache keeps a scale and a zero point for each group beside the
@@ -43,6 +45,17 @@ class EngineOptions(Struct, frozen=True):
     batched_tokens: int = 256
     drain: float = 30.0
     admin_token: str = ""
+
+
+def options_of(arguments: argparse.Namespace) -> EngineOptions:
+    """The flags of ``wastegate engine`` as options. Raises :class:`SettingError`."""
+    return EngineOptions(
+        name=arguments.name or called(arguments.model), host=arguments.host, port=arguments.port, cap=arguments.cap,
+        queue=arguments.queue, cores=parse_cores(arguments.cores), threads=arguments.threads,
+        context=arguments.context, kv_gb=arguments.kv_gb, kv_precision=arguments.kv_precision, hint=arguments.hint,
+        prefix_caching=not arguments.no_prefix_caching, batched_tokens=arguments.step_tokens, drain=arguments.drain,
+        admin_token=arguments.admin_token,
+    )  # fmt: skip
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

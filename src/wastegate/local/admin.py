@@ -1,0 +1,79 @@
+"""The engine's admin routes: limits that change while it runs, and what its steps cost. Open to this machine alone,
+unless a token is set; nothing of a client's request is seen here."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from wastegate.core.admission import Limits
+from wastegate.local.child import Child
+from wastegate.local.metrics import Metrics
+from wastegate.local.requests import RequestError, parse_body
+
+
+class Admin:
+    """``/admin/limits`` and ``/admin/work``."""
+
+    def __init__(self, child: Child, metrics: Metrics, token: str) -> None:
+        self._child = child
+        self._metrics = metrics
+        self._token = token
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/admin/limits", self._limits),
+            web.put("/admin/limits", self._resize),
+            web.get("/admin/work", self._work),
+        ]
+
+    async def _limits(self, request: web.Request) -> web.Response:
+        self._allow(request)
+        return _json({**msgspec.to_builtins(self._child.limits), **self._load()})
+
+    async def _resize(self, request: web.Request) -> web.Response:
+        self._allow(request)
+        self._child.resize(limits_of(parse_body(await request.read()), self._child.limits))
+        return _json({**msgspec.to_builtins(self._child.limits), **self._load()})
+
+    async def _work(self, request: web.Request) -> web.Response:
+        self._allow(request)
+        return _json(self._metrics.times.cost())
+
+    def _load(self) -> dict[str, int]:
+        return {"running": self._metrics.running, "waiting": self._metrics.waiting}
+
+    def _allow(self, request: web.Request) -> None:
+        """Raises :class:`RequestError` for who may not."""
+        if self._token:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()):
+                raise RequestError("/admin needs 'Authorization: Bearer' with the engine's admin token", status=401)
+        elif not _is_this_machine(request.remote):
+            raise RequestError(
+                "/admin answers this machine only; start the engine with --admin-token to use it from elsewhere",
+                status=403,
+            )
+
+
+def limits_of(fields: dict[str, Any], present: Limits) -> Limits:
+    """New limits; what is not given stays. Raises :class:`RequestError`."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(present), **fields}, Limits)
+    except msgspec.ValidationError as problem:
+        raise RequestError(f"limits: {problem}") from problem
+
+
+def _is_this_machine(address: str | None) -> bool:
+    try:
+        return address is not None and ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
