@@ -19,7 +19,7 @@ from wastegate.core.world import Mirror, Result, World
 from wastegate.gateway.coordination import Link
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.tally import Report, Tally
-from wastegate.gateway.upstream import Origin, Pool
+from wastegate.gateway.upstream import Origin, Pool, origin_of
 
 if TYPE_CHECKING:
     from wastegate.gateway.relay import Flight
@@ -62,6 +62,8 @@ class Hub:
         self.link: Link | None = None
         """Where claims are asked for, in a worker; without one this process keeps the world itself."""
         self.flights: set[Flight] = set()
+        self.origins: dict[str, Origin] = {}
+        """How replicas are reached that take more than an address."""
         self._lines: Lines[Flight] = Lines(line_bound)
         self._pools: dict[str, Pool] = {}
         self._wake_planned = False
@@ -75,9 +77,9 @@ class Hub:
         for replica in replicas:
             if not replica.url:
                 continue  # a process of our own that has no address yet
-            origin = Origin(replica.url)
             old = self._pools.get(replica.name)
-            if old is not None and old.origin.url == origin.url:
+            origin = origin_of(replica.url, self.origins.get(replica.name, old.origin if old is not None else None))
+            if old is not None and old.origin.url == origin.url and old.origin.access == origin.access:
                 pools[replica.name] = self._pools.pop(replica.name)
             else:
                 pools[replica.name] = Pool(origin, self.loop)
@@ -150,6 +152,10 @@ class Hub:
     def leave(self, flight: Flight, call: Call) -> None:
         if self._lines and self._lines.leave(call.model, flight):
             self.changed()
+
+    def set_line(self, bound: int) -> None:
+        """How many may wait for each model, from now on."""
+        self._lines.resize(bound)
 
     @property
     def waiting(self) -> int:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Work
 from wastegate.gateway.roster import Roster
+from wastegate.gateway.upstream import Origin, origin_of
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +38,14 @@ class Prober:
 
     def __init__(self, roster: Roster, config: Config) -> None:
         self._roster = roster
-        self._config = config
+        self.config = config
+        self.origins: dict[str, Origin] = {}
+        """How replicas are reached that take more than an address."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=self._config.timeout)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     def watch(self, replica: Replica, managed: bool = False) -> None:
         """Begin to watch a replica, or watch it at its new address."""
@@ -76,14 +78,14 @@ class Prober:
                     self._roster.state(replica.name, "ready")
             else:
                 failures += 1
-                if failures >= self._config.failures and not managed:
+                if failures >= self.config.failures and not managed:
                     named = False
                     self._roster.state(replica.name, "down")
             # Soon at first, so that a fleet that is up answers at once.
-            await asyncio.sleep(self._config.every if named else min(0.25, self._config.every))
+            await asyncio.sleep(self.config.every if named else min(0.25, self.config.every))
 
     async def _well(self, replica: Replica) -> bool:
-        status, _ = await self._get(replica, self._config.path)
+        status, _ = await self._get(replica, self.config.path)
         return status == 200
 
     async def _name(self, replica: Replica) -> bool:
@@ -95,7 +97,7 @@ class Prober:
         if not rows:
             return False
         engine = replica.engine or str(rows[0].get("owned_by", ""))
-        self._roster.named(replica.name, tuple(row["id"] for row in rows), engine)
+        self._roster.named(replica.name, replica.models or tuple(row["id"] for row in rows), engine)
         return True
 
     async def _measure(self, replica: Replica) -> None:
@@ -119,8 +121,15 @@ class Prober:
         """(status, JSON body or None); (0, None) where there was no answer."""
         assert self._session is not None, "watch() before start()"
         base = replica.url.rstrip("/").removesuffix("/v1")
+        origin = origin_of(replica.url, self.origins.get(replica.name))
+        key = origin.access.api_key
+        headers = {"authorization": f"Bearer {key}"} if key else None
+        timeout = aiohttp.ClientTimeout(total=self.config.timeout)
+        ssl = origin.tls if origin.tls is not None else True
         try:
-            async with self._session.get(base + path, allow_redirects=False) as answer:
+            async with self._session.get(
+                base + path, headers=headers, ssl=ssl, timeout=timeout, allow_redirects=False
+            ) as answer:
                 try:
                     return answer.status, await answer.json(content_type=None)
                 except ValueError:

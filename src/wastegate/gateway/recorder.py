@@ -68,6 +68,10 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="wastegate-ledger", daemon=True)
         self._thread.start()
 
+    def set_rules(self, config: Config) -> None:
+        """What to do with new calls on a full disk, from now on. Files stay where they are."""
+        self._config = config
+
     # ---- the hot path
 
     @property

@@ -82,6 +82,7 @@ class Flight:
         "_life",
         "_out",
         "_plan",
+        "_pool",
         "_redialled",
         "_sent",
         "_spent",
@@ -115,6 +116,8 @@ class Flight:
         self._lease = 0
         # Of the attempt that runs:
         self._plan: Plan | None = None
+        self._pool: Pool | None = None
+        """Kept for the attempt: its replica may leave the fleet while it runs."""
         self._claimed = 0.0
         self._sent: float | None = None
         self._body = out.body
@@ -221,9 +224,10 @@ class Flight:
         if command.continues and not self._continue():
             self._reply("failed", "cut: nothing of the answer was left to ask for")
             return
-        connection = self._hub.pool(command.plan).take()
+        pool = self._pool = self._hub.pool(command.plan)
+        connection = pool.take()
         if connection is None:
-            self._dial(self._hub.pool(command.plan))
+            self._dial(pool)
         else:
             self._go(connection)
 
@@ -252,11 +256,12 @@ class Flight:
     def _go(self, connection: Connection) -> None:
         assert self._plan is not None
         out, origin = self._out, connection.origin
+        headers = origin.headers(out.headers) if origin.authorization else out.headers
         head = b"POST %s%s HTTP/1.1\r\nhost: %s\r\n%sx-request-id: %s.%d\r\ncontent-length: %d\r\n\r\n" % (
             origin.prefix,
             out.path,
             origin.host_header,
-            out.headers,
+            headers,
             self._call.id.encode(),
             self._plan.number,
             len(self._body),
@@ -293,10 +298,10 @@ class Flight:
 
     def on_lost(self, why: str, stale: bool) -> None:
         self._connection = None
-        if stale and not self._redialled and self._plan is not None:
+        if stale and not self._redialled and self._plan is not None and self._pool is not None:
             # The replica had closed a kept-alive connection just as it was taken: it never saw this request.
             self._redialled = True
-            self._dial(self._hub.pool(self._plan))
+            self._dial(self._pool)
         elif self._answer.whole:
             self._reply("finished")
         else:

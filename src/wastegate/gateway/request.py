@@ -16,6 +16,7 @@ from wastegate.core.call import BYTES_PER_TOKEN, Call
 from wastegate.core.lifecycle import lifecycle
 from wastegate.core.plan import Timers
 from wastegate.gateway.hub import Hub
+from wastegate.gateway.keys import Keys
 from wastegate.gateway.relay import Flight, Outgoing
 from wastegate.openai.chat import Request, RequestError, read_request, with_usage
 from wastegate.openai.errors import error_body
@@ -72,6 +73,8 @@ _OTHERS = (
     b"/v1/embeddings", b"/v1/responses", b"/v1/messages", b"/v1/rerank", b"/rerank", b"/v1/score", b"/score",
     b"/pooling", b"/tokenize", b"/detokenize",
 )  # fmt: skip
+_OPEN = (b"/health", b"/ready")
+"""Answered to anybody: a load balancer has no key."""
 
 # Not passed on: they belong to the connection, or are written anew for each attempt. Without accept-encoding the
 # answer comes uncompressed, so that its usage can be read.
@@ -99,6 +102,8 @@ class Gate:
         self.limits = limits
         self.connections: set[ClientConnection] = set()
         self.draining = False
+        self.keys: Keys | None = None
+        """None: anybody may call."""
         self._boot = secrets.token_hex(5)
         self._sequence = 0
         self._routes: dict[str, Route] = {}
@@ -116,7 +121,9 @@ class Gate:
     def serve(self, incoming: Incoming, client: Responder) -> None:
         """Answer at once, or let the request fly as a call."""
         path = incoming.url.partition(b"?")[0]
-        if incoming.method == b"POST" and (path in _COMPLETIONS or path in _OTHERS):
+        if self.keys is not None and path not in _OPEN and not self.keys.admit(incoming.headers):
+            self._stranger(client)
+        elif incoming.method == b"POST" and (path in _COMPLETIONS or path in _OTHERS):
             self._call(incoming, path, client)
         elif incoming.method in (b"GET", b"HEAD") and path == b"/v1/models":
             client.respond(200, b"application/json", self._models())
@@ -124,6 +131,12 @@ class Gate:
             self._health(path, client)
         else:
             self._unknown(incoming, path, client)
+
+    def _stranger(self, client: Responder) -> None:
+        self.hub.tally.reject("key")
+        text = "the API key is missing or not one of this gateway's: send 'Authorization: Bearer …' with a good one"
+        body = error_body(401, text, code="invalid_api_key")
+        client.respond(401, b"application/json", body, b"www-authenticate: Bearer\r\n")
 
     def _call(self, incoming: Incoming, path: bytes, client: Responder) -> None:
         hub = self.hub

@@ -33,28 +33,95 @@ class Roster:
         self._work: dict[str, Work] = {}
         self._probed: dict[str, float] = {}
         self._unmeasurable: set[str] = set()
+        self._drained: set[str] = set()
+        """Those that an operator keeps from new calls."""
+        self._leaving: set[str] = set()
+        """Those that are configured no more, and still have calls."""
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
         return tuple(self._replicas.values())
 
     def set(self, replicas: Iterable[Replica]) -> None:
-        """The whole list anew. A replica that is no longer named ends its span."""
+        """The whole list anew. A replica that is no longer named ends its span, one with another price begins one."""
         new = {replica.name: replica for replica in replicas}
         for name in self._replicas.keys() - new.keys():
             self._end(name)
+            self._forget(name)
+        billed_anew = {
+            name: span.phase for name, span in self._spans.items() if _bill(new[name]) != _bill(self._replicas[name])
+        }
+        for name in billed_anew:
+            self._end(name)
         self._replicas = new
         self._world.set_fleet(new.values())
+        for name, phase in billed_anew.items():
+            self._begin(name, phase)
         self._changed()
 
     def put(self, replica: Replica) -> None:
         """Add one, or give one a new address."""
         self.set([*(r for r in self._replicas.values() if r.name != replica.name), replica])
 
+    def change(self, replicas: Iterable[Replica]) -> None:
+        """Another fleet from now on. Those that are gone finish the calls that they have; those that are new or
+        listen elsewhere take none before they are found ready."""
+        new = {replica.name: replica for replica in replicas}
+        gone = self._replicas.keys() - new.keys()
+        fresh = [
+            replica
+            for name, replica in new.items()
+            if name not in self._replicas or self._replicas[name].url != replica.url or name in self._leaving
+        ]
+        self._leaving = (self._leaving | gone) - new.keys()
+        for replica in fresh:
+            self._work.pop(replica.name, None)
+            self._unmeasurable.discard(replica.name)
+        self.set([*new.values(), *(self._replicas[name] for name in self._leaving)])
+        for replica in fresh:
+            self.state(replica.name, "loading")
+        self.settle()
+        for name in self._leaving:
+            if self._state_of(name) == "ready":
+                self.state(name, "draining")
+
+    def settle(self) -> None:
+        """Let those go that leave and have no call left. To be asked for now and then."""
+        if not self._leaving:
+            return
+        busy = {state.replica.name for state in self._world.states if state.in_flight}
+        idle = self._leaving - busy
+        if idle:
+            self._leaving -= idle
+            self.set(replica for name, replica in self._replicas.items() if name not in idle)
+
+    def drain(self, name: str) -> None:
+        """No new calls, whatever probes say, until ``undrain``; those that run finish. Raises KeyError."""
+        state = self._state_of(name)
+        self._drained.add(name)
+        if state == "ready":
+            self.state(name, "draining")
+
+    def undrain(self, name: str) -> None:
+        """Calls may come again. Raises KeyError."""
+        state = self._state_of(name)
+        self._drained.discard(name)
+        if state == "draining" and name not in self._leaving:
+            self.state(name, "ready")
+
+    def drained(self, name: str) -> bool:
+        """An operator keeps it from new calls."""
+        return name in self._drained
+
+    def _state_of(self, name: str) -> State:
+        return {state.replica.name: state.state for state in self._world.states}[name]
+
     def state(self, name: str, state: State) -> None:
         """A new state: the old span ends where the next begins."""
         if name not in self._replicas:
             return
+        if state == "ready" and (name in self._drained or name in self._leaving):
+            state = "draining"
         phase = _PHASES[state]
         span = self._spans.get(name)
         if span is None or span.phase != phase:
@@ -118,6 +185,12 @@ class Roster:
             self._save([self._current(name, self._now())])
             del self._spans[name]
 
+    def _forget(self, name: str) -> None:
+        for known in (self._work, self._probed):
+            known.pop(name, None)
+        for names in (self._unmeasurable, self._drained, self._leaving):
+            names.discard(name)
+
     def beat(self) -> None:
         """Note that open spans still last, so that a killed gateway's spans end when it was last alive."""
         if self._spans:
@@ -126,3 +199,7 @@ class Roster:
     def close(self) -> None:
         for name in list(self._spans):
             self._end(name)
+
+
+def _bill(replica: Replica) -> tuple[int, str]:
+    return replica.price, replica.accelerator

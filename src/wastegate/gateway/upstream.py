@@ -4,11 +4,13 @@ sockets, but not what a call means: everything it sees goes to the exchange that
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
+from msgspec import Struct
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -35,12 +37,24 @@ class Exchange(Protocol):
     def on_lost(self, why: str, stale: bool) -> None: ...
 
 
+class Access(Struct, frozen=True):
+    """How a replica is spoken to, beside its address. The key is for the wire only: never for a log or a page."""
+
+    api_key: str = ""
+    """Sent as ``authorization: Bearer …`` in place of the client's."""
+    api_key_env: str = ""
+    """The environment variable that it came from."""
+    ca_file: str = ""
+    ca: str = ""
+    """The certificate authorities in that file, as PEM; empty means those of the system."""
+
+
 class Origin:
-    """Where a replica listens, taken apart once."""
+    """Where a replica listens, and how it is spoken to, taken apart once. Raises UrlError."""
 
-    __slots__ = ("host", "host_header", "port", "prefix", "tls", "url")
+    __slots__ = ("access", "authorization", "host", "host_header", "port", "prefix", "tls", "url")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: Access | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UrlError(f"{url!r} is not an http:// or https:// URL with a host")
@@ -51,7 +65,44 @@ class Origin:
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/").removesuffix("/v1").encode()
         self.host_header = parts.netloc.encode()
-        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.access = access or Access()
+        self.authorization = _bearer(self.access)
+        """A header line; empty where the client's own goes on."""
+        self.tls = _trusting(self.access) if parts.scheme == "https" else None
+        if self.tls is None and self.access.ca_file:
+            raise UrlError(f"{url!r} is not https://, so ca_file has no use: remove it, or write https://")
+
+    def headers(self, given: bytes) -> bytes:
+        """The client's header lines (names in lower case), with the replica's own key in place of the client's."""
+        lines = [line for line in given.split(b"\r\n") if line and not line.startswith(b"authorization:")]
+        return self.authorization + b"".join([line + b"\r\n" for line in lines])
+
+
+def origin_of(url: str, known: Origin | None) -> Origin:
+    """What is ``known`` of a replica, unless it listens elsewhere by now: then it is reached without any access.
+
+    Making an origin may read the system's certificates, so one that is known is not made anew.
+    """
+    return known if known is not None and known.url == url else Origin(url)
+
+
+def _bearer(access: Access) -> bytes:
+    if not access.api_key:
+        return b""
+    if not re.fullmatch(r"[\x21-\x7e]+", access.api_key):
+        raise UrlError(f"the key in {access.api_key_env} holds blanks or signs that no header can carry")
+    return b"authorization: Bearer %s\r\n" % access.api_key.encode()
+
+
+def _trusting(access: Access) -> ssl.SSLContext:
+    if not access.ca_file:
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cadata=access.ca)
+    except (ssl.SSLError, ValueError):
+        raise UrlError(
+            f"ca_file {access.ca_file} holds no certificate: it must be PEM (-----BEGIN CERTIFICATE-----)"
+        ) from None
 
 
 class Pool:
