@@ -24,8 +24,10 @@ import msgspec
 from tests.fake_replica import FakeReplica
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Entry
+from wastegate.core.world import World
 from wastegate.gateway import control, probe
-from wastegate.gateway.app import Config, Gateway
+from wastegate.gateway.app import Gateway
+from wastegate.gateway.config import Config
 from wastegate.gateway.hub import Hub
 from wastegate.store.entries import Ledger
 
@@ -180,6 +182,11 @@ class Running:
         self.hub.record = watched  # type: ignore[method-assign]
 
     @property
+    def world(self) -> World:
+        assert isinstance(self.hub.world, World)
+        return self.hub.world
+
+    @property
     def url(self) -> str:
         return self.gateway.url
 
@@ -269,10 +276,13 @@ async def running(
             await here.ready(len(fleet))
         yield here
         await here.quiet()
-    finally:
-        gateway.stop()
-        async with asyncio.timeout(LIMIT):
-            await task
+    except BaseException:
+        task.cancel()  # the test has failed: its reason matters, not what else does not end well
+        await asyncio.wait((task,), timeout=LIMIT)
+        raise
+    gateway.stop()
+    async with asyncio.timeout(LIMIT):
+        await task
     check_ledger(here)
 
 

@@ -75,6 +75,7 @@ class Flight:
         "_connection",
         "_dialling",
         "_gone",
+        "_held",
         "_hub",
         "_kept",
         "_kept_bytes",
@@ -104,6 +105,8 @@ class Flight:
         self._streaming = False
         """What has gone to the client is a stream of events."""
         self._gone = False
+        self._held = False
+        """The client reads slowly, so nothing is read from the replica."""
         self._kept: list[bytes] = []
         """What the client has of a stream that may go on elsewhere."""
         self._kept_bytes = 0
@@ -275,6 +278,9 @@ class Flight:
     def on_head(self, status: int, headers: Headers) -> None:
         continued = Continued(self._spent) if self._begun else None
         self._answer.on_head(status, headers, self._hub.now(), continued)
+        if self._streaming and self._answer.reader is None and not self._answer.is_error:
+            self._abandon()
+            self._reply("failed", "cut: asked for the rest of a stream, it answered with something else")
 
     def on_body(self, data: bytes) -> None:
         answer = self._answer
@@ -375,14 +381,16 @@ class Flight:
             return "end" if now - answer.seen > _END_GRACE else ""
         if answer.reader is not None and answer.first_token is None and now - self._sent > timers.first_token:
             return "first token"
-        return "idle" if now - answer.seen > timers.idle else ""
+        return "idle" if now - answer.seen > timers.idle and not self._held else ""
 
     def pause(self) -> None:
         """The client reads slowly: stop reading from the replica until it has caught up."""
+        self._held = True
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
+        self._held = False
         self._answer.seen = self._hub.now()  # the replica was not idle, it was held
         if self._connection is not None:
             self._connection.resume()

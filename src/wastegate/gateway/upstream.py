@@ -262,7 +262,8 @@ class Connection(asyncio.Protocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             self._lose(f"its answer's headers exceed {MAX_HEAD_BYTES} bytes")
             return
-        self._headers.append((name, value))
+        if not self._status:  # later ones are trailers: the answer's head is complete
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._done or self._exchange is None:
@@ -289,6 +290,7 @@ class Connection(asyncio.Protocol):
         self._exchange = None
         if self._keep and self.usable:
             self._reset()
+            self.resume()  # a slow client may have held it: the next exchange must not be held for it
             self.reused = True
             self._pool.give_back(self)
         elif self._transport is not None:
