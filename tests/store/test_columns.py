@@ -57,12 +57,13 @@ def test_a_window_takes_what_touches_it_whole_and_all_spans() -> None:
         entry("after", attempt(begin=10.0, end=12.0), tags=(("team", "z"),)),
         entry("outlived by its attempt", attempt(begin=0.0, end=5.5), ended=4.0),
         entry("ends as it opens", attempt(begin=0.0, end=5.0)),
+        entry("ends just before", attempt(begin=0.0, end=4.9)),
     ]
     life = [span(end=1.0), span(start=50.0, end=60.0)]
     facts = read(entries, life, 5.0, 10.0)
-    assert facts.calls.arrived.tolist() == [0.0, 5.5, 7.0, 0.0]
-    assert facts.attempts.call.tolist() == [0, 0, 1, 2, 3]
-    assert facts.attempts.number.tolist() == [1, 2, 1, 1, 1]
+    assert facts.calls.arrived.tolist() == [0.0, 5.5, 7.0, 0.0, 0.0]
+    assert facts.attempts.call.tolist() == [0, 0, 1, 2, 3, 4]
+    assert facts.attempts.number.tolist() == [1, 2, 1, 1, 1, 1]
     assert facts.tags.call.tolist() == [1, 1]
     assert [facts.names[int(key)] for key in facts.tags.key] == ["team", "job"]
     assert len(facts.spans) == 2

@@ -121,9 +121,19 @@ def _per_call(report: Report) -> Group:
     if naive.ratio is not None:
         lines.append(
             f"rate × duration × memory share would bill the requests {dollars(naive.dollars)}: {naive.ratio:.2f} × "
-            f"their cost (memory share known for {share(naive.memory_known)} of attempts, 1 for the others)"
+            f"their cost ({_memory(naive.memory_known)})"
         )
     return Group(table, Text("\n".join(lines)))
+
+
+def _memory(known: float | None) -> str:
+    if not known:
+        return "memory share taken as 1: no replica says how much KV it holds"
+    return (
+        f"memory share known for {share(known)} of attempts, taken as 1 for the others"
+        if known < 1
+        else "memory share: KV held ÷ capacity"
+    )
 
 
 def _latency(report: Report) -> Table:
@@ -181,7 +191,7 @@ def _notes(report: Report) -> Text:
 
 
 def _verdict(verdict: Verdict) -> Text:
-    said = {"pass": "these figures hold", "hold": "take these figures with care", "fail": "these figures are wrong"}
+    said = {"pass": "these figures stand", "hold": "take these figures with care", "fail": "these figures are wrong"}
     text = Text(said[verdict.ruling], style=f"bold {_COLOURS[verdict.ruling]}")
     for reason in verdict.reasons:
         text.append(f"\n  {reason}", style="not bold")

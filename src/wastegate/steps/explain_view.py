@@ -50,13 +50,11 @@ def _lines(title: str, lines: tuple[str, ...]) -> Text:
     return text.append("\n".join(f"  {line}" for line in lines), style="not bold")
 
 
-def _attempt(explanation: Explanation, cost: AttemptCost) -> Table:
+def _attempt(explanation: Explanation, cost: AttemptCost) -> Group:
     attempt, call = cost.attempt, explanation.entry
     waste = f"; its cost is waste: {cost.waste}" if cost.waste else ""
     title = f"Attempt {attempt.number} on {attempt.replica}: {attempt.outcome}{_why(attempt.reason)}{waste}"
-    table = Table(
-        title=title, title_justify="left", title_style="bold", pad_edge=False, show_header=False, box=box.SIMPLE
-    )
+    table = Table(pad_edge=False, show_header=False, box=box.SIMPLE)
     table.add_column()
     table.add_column(justify="right", overflow="fold")
     for name, when in (
@@ -80,7 +78,7 @@ def _attempt(explanation: Explanation, cost: AttemptCost) -> Table:
     table.add_row("KV held", dollars(cost.kv))
     table.add_row("cost", dollars(cost.dollars), style="bold")
     table.add_row("rate × duration × memory share", dollars(cost.naive))
-    return table
+    return Group(Text(title, style="bold"), table)
 
 
 def _per_token(attempt: Attempt) -> float | None:

@@ -20,7 +20,7 @@ def read_facts(db: sqlite3.Connection, start: float, end: float, spans: tuple[Re
     """Every call that touches [start, end) with all its attempts and tags; all spans."""
     where, bounds = "", []
     if start > -np.inf or end < np.inf:
-        where, bounds = "WHERE last > ? AND arrived < ?", [start, end]
+        where, bounds = "WHERE last >= ? AND arrived < ?", [start, end]
     key, arrived, ended, route, model, tenant, size, outcome, stream = _columns(
         db,
         f"""SELECT seq, arrived, ended, route, model, tenant, length_class, outcome, stream
