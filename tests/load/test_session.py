@@ -136,7 +136,9 @@ async def test_the_command_prints_json_and_saves_rows(tmp_path: Path, toy: ToySe
     assert (code, err) == (0, "")
     said = json.loads(out)
     assert (said["read"], said["ok"], said["valid"], said["lengths"]["worst"]) == (2, 2, True, 0)
-    assert [json.loads(line)["output_tokens"] for line in saved.read_text().splitlines()] == [3, 3]
+    rows = [json.loads(line) for line in saved.read_text().splitlines()]
+    assert [row["output_tokens"] for row in rows] == [3, 3]
+    assert [row["client_id"] for row in rows] == [headers["x-request-id"] for headers in toy.headers]
 
 
 async def test_the_command_prints_a_table(tmp_path: Path, toy: ToyServer) -> None:

@@ -31,6 +31,8 @@ class Shot(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
     timeout: float = 600.0
     hang_up: HangUp | None = None
+    id: str = ""
+    """Sent as x-request-id, so that a ledger can be joined to the run; empty to send none."""
 
 
 class Answer(Struct):
@@ -91,6 +93,8 @@ def _waited_for(answer: Answer) -> str:
 
 async def _exchange(session: aiohttp.ClientSession, base: str, shot: Shot, answer: Answer, clock: Clock) -> None:
     headers = {"content-type": "application/json", **dict(shot.headers)}
+    if shot.id:
+        headers["x-request-id"] = shot.id
     async with session.post(base + shot.path, data=shot.body, headers=headers) as response:
         answer.status = response.status
         answer.request_id = response.headers.get("x-request-id", "")

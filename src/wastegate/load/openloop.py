@@ -29,6 +29,8 @@ class Result(Struct, frozen=True, kw_only=True):
     planned: Planned
     fate: Fate
     path: str = ""
+    client_id: str = ""
+    """The x-request-id that was sent; the server's own is in the answer."""
     answer: Answer = field(default_factory=Answer)
     start: float = 0.0
     """The run's start on the clock that the answer's times are read from."""
@@ -203,7 +205,9 @@ async def _fly(planned: Planned, shot: Shot, send: Send, start: float, progress:
     except Exception as error:  # one request that cannot be sent must neither end the run nor go uncounted
         answer.fail(f"client: {type(error).__name__}", str(error))
     finally:
-        result = Result(planned=planned, fate=answer.outcome, path=shot.path, answer=answer, start=start)
+        result = Result(
+            planned=planned, fate=answer.outcome, path=shot.path, client_id=shot.id, answer=answer, start=start
+        )
         progress.results.append(result)
 
 

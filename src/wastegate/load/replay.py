@@ -207,7 +207,14 @@ class Requests:
             path = made.path
             body |= {"messages": [{"role": "user", "content": made.text}]} if path == CHAT else {"prompt": made.text}
         body |= self._parameters(planned)
-        return Shot(path, msgspec.json.encode(body), self._headers(planned), self._config.timeout, row.hang_up)
+        return Shot(
+            path=path,
+            body=msgspec.json.encode(body),
+            headers=self._headers(planned),
+            timeout=self._config.timeout,
+            hang_up=row.hang_up,
+            id=f"{self._run_id}-{planned.number}",
+        )
 
     def _parameters(self, planned: Planned) -> dict[str, Any]:
         config, row = self._config, planned.row
@@ -229,7 +236,7 @@ class Requests:
 
     def _headers(self, planned: Planned) -> tuple[tuple[str, str], ...]:
         row = planned.row
-        headers = [*self._config.headers, ("x-request-id", f"{self._run_id}-{planned.number}")]
+        headers = list(self._config.headers)
         tenant = row.tenant or self._config.tenant
         if tenant and self._config.tenant_header:
             headers.append((self._config.tenant_header, tenant))

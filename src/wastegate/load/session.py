@@ -43,7 +43,10 @@ class RowRecord(Struct, frozen=True, kw_only=True):
     output_tokens: int | None
     clipped: bool
     finish_reason: str
+    client_id: str
+    """The x-request-id that was sent."""
     request_id: str
+    """The server's own, where it names one."""
     tenant: str
     route: str
     tags: dict[str, str]
@@ -89,6 +92,7 @@ def record(result: Result) -> RowRecord:
         output_tokens=result.output_tokens,
         clipped=result.planned.clipped,
         finish_reason=answer.finish_reason,
+        client_id=result.client_id,
         request_id=answer.request_id,
         tenant=row.tenant,
         route=row.route,
