@@ -94,12 +94,12 @@ class FakeReplica:
         default: Reply | None = None,
         script: Iterable[Reply] = (),
         *,
-        model: str = "fake",
+        models: tuple[str, ...] = ("fake",),
         port: int = 0,
     ) -> None:
         self.default = default or Reply()
         self.script: deque[Reply] = deque(script)
-        self.model = model
+        self.models = models
         self.port = port
         self.calls: list[Received] = []
         self.probes: list[Received] = []
@@ -107,7 +107,7 @@ class FakeReplica:
         """Connections ever accepted."""
         self.pages: dict[str, Reply] = {
             "/health": Reply(body=Json(body=b"{}")),
-            "/v1/models": Reply(body=Json(body=_models(model))),
+            "/v1/models": Reply(body=Json(body=_models(models))),
             "/tokenize": Reply(body=Json(body=b'{"tokens":[1,2,3],"count":3,"max_model_len":4096}')),
         }
         self.open: set[_Connection] = set()
@@ -170,6 +170,9 @@ class FakeReplica:
         if page in self.pages:
             self.probes.append(received)
             return self.pages[page]
+        if received.method != "POST":
+            self.probes.append(received)
+            return Reply(body=Json(status=404, body=b'{"detail":"Not Found"}'))
         self.calls.append(received)
         self._news.set()
         self._news = asyncio.Event()
@@ -189,7 +192,7 @@ class FakeReplica:
         await self._release.wait()
 
     def _metrics(self) -> bytes:
-        labels = f'{{model_name="{self.model}",engine="0"}}'
+        labels = f'{{model_name="{self.models[0]}",engine="0"}}'
         gauges = {"num_requests_running": self.in_flight, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
         lines = [f"# TYPE vllm:{name} gauge\nvllm:{name}{labels} {value}\n" for name, value in gauges.items()]
         return "".join(lines).encode()
@@ -404,18 +407,19 @@ def _received(head: bytes, connection: int, reused: bool) -> Received:
     return Received(method, path, headers, head, connection, reused, time.monotonic())
 
 
-def _models(model: str) -> bytes:
-    card = {"id": model, "object": "model", "created": 1_700_000_000, "owned_by": "fake"}
-    return msgspec.json.encode({"object": "list", "data": [{**card, "max_model_len": 4096}]})
+def _models(models: tuple[str, ...]) -> bytes:
+    shared = {"object": "model", "created": 1_700_000_000, "owned_by": "fake", "max_model_len": 4096}
+    return msgspec.json.encode({"object": "list", "data": [{"id": name, **shared} for name in models]})
 
 
 @asynccontextmanager
-async def silent_port() -> AsyncIterator[int]:
+async def silent_port(port: int = 0) -> AsyncIterator[int]:
     """A port whose connections never complete: its listener's backlog is full, so that SYNs go unanswered."""
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     listener.listen(0)
-    port: int = listener.getsockname()[1]
+    port = listener.getsockname()[1]
     fillers: list[socket.socket] = []
     try:
         for _ in range(3):

@@ -13,8 +13,8 @@ SUPPORT = frozenset(
     {"conftest.py", "fake_replica.py", "fake_replies.py", "ledgers.py", "playbook.py", "rooms.py", "running.py"}
 )
 """What tests share. Anything else under tests/ is a test."""
-FREE = frozenset({"live"})
-"""Folders under tests/ that mirror nothing: they start real engines and servers."""
+FREE = frozenset({"faults", "live"})
+"""Folders under tests/ that mirror nothing: they show what the whole does, with failing and with real engines."""
 
 
 def mirror_problems(package: Path, tests: Path) -> list[str]:
