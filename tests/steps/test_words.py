@@ -47,7 +47,15 @@ def test_seconds(amount: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("part", "text"),
-    [(None, NOTHING), (0.0, "0.0 %"), (0.004, "0.4 %"), (0.0994, "9.9 %"), (0.0996, "10 %"), (1, "100 %")],
+    [
+        (None, NOTHING),
+        (0.0, "0.0 %"),
+        (1e-9, "< 0.1 %"),
+        (0.004, "0.4 %"),
+        (0.0994, "9.9 %"),
+        (0.0996, "10 %"),
+        (1, "100 %"),
+    ],
 )
 def test_shares(part: float | None, text: str) -> None:
     assert share(part) == text

@@ -63,7 +63,8 @@ def _heading(report: Report) -> Text:
 
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     """The first ``left`` columns are words, the others figures."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.pad_edge, table.collapse_padding = False, True
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < left else "right", overflow="fold")
     return table
@@ -87,14 +88,16 @@ def _bill(report: Report) -> Table:
 
 
 def _replicas(report: Report) -> Table:
-    table = _table("Replicas", "", "dollars", "requests", "idle", "overhead", "up", "busy", "unpriced")
+    unpriced = any(replica.unpriced_seconds for replica in report.replicas)
+    columns = ("", "dollars", "requests", "idle", "overhead", "up", "busy", *(["unpriced"] if unpriced else []))
+    table = _table("Replicas", *columns)
     for replica in report.replicas:
         table.add_row(
             replica.name,
             *(dollars(part) for part in (replica.dollars, replica.requests, replica.idle, replica.overhead)),
             seconds(replica.up_seconds),
             share(replica.utilisation),
-            seconds(replica.unpriced_seconds) if replica.unpriced_seconds else "",
+            *([seconds(replica.unpriced_seconds)] if unpriced else []),
         )
     return table
 

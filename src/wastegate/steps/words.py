@@ -36,6 +36,8 @@ def share(part: float | None) -> str:
     """Per cent, with a decimal below ten: 0.4 % is not nothing."""
     if part is None:
         return NOTHING
+    if 0 < part < 0.0005:
+        return "< 0.1 %"
     return f"{part * 100:.1f} %" if part < 0.0995 else f"{part * 100:.0f} %"
 
 
