@@ -28,6 +28,8 @@ class Call(Struct, frozen=True, gc=False):
     """The client itself asked for the usage chunk of a stream; otherwise it is hidden again."""
     prompt_bytes: int = 0
     prompt_tokens: int = 0
+    model_runs: bool = True
+    """False for what an engine does without its model, such as counting tokens: no token is spent on it."""
     max_tokens: int | None = None
     n: int = 1
     deterministic: bool = False

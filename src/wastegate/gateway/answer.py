@@ -142,7 +142,7 @@ class Answer:
 
     def count(self, usage: Usage | None) -> tuple[int | None, int | None, UsageSource]:
         """(prompt tokens, output tokens, where they come from) of a request that was sent. Unknown is not 0."""
-        if self.is_error:
+        if self.is_error or not self._call.model_runs:
             return None, None, "none"
         if usage is not None and usage.prompt_tokens is not None and usage.output_tokens is not None:
             return usage.prompt_tokens, usage.output_tokens, "engine"

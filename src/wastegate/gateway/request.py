@@ -76,6 +76,9 @@ _OTHERS = (
 _OPEN = (b"/health", b"/ready")
 """Answered to anybody: a load balancer has no key."""
 
+# Of these: answered without running the model.
+_WITHOUT_MODEL = (b"/tokenize", b"/detokenize")
+
 # Not passed on: they belong to the connection, or are written anew for each attempt. Without accept-encoding the
 # answer comes uncompressed, so that its usage can be read.
 _DROPPED = frozenset(
@@ -189,7 +192,8 @@ class Gate:
             stream=bool(request.stream),
             wants_usage=path not in _COMPLETIONS or bool(options is not None and options.include_usage),
             prompt_bytes=size,
-            prompt_tokens=size // BYTES_PER_TOKEN,
+            prompt_tokens=size // BYTES_PER_TOKEN if path not in _WITHOUT_MODEL else 0,
+            model_runs=path not in _WITHOUT_MODEL,
             max_tokens=most,
             n=request.n or 1,
             deterministic=request.deterministic,
