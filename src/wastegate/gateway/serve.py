@@ -4,6 +4,7 @@ about where a call runs is made here."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +18,9 @@ from wastegate.openai.errors import error_body
 
 if TYPE_CHECKING:
     from wastegate.gateway.relay import Flight
+
+
+log = logging.getLogger(__name__)
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,9 +59,12 @@ _OWN = frozenset(
     )
 )  # fmt: skip
 
+_OFFER = (b"upgrade", b"connection", b"http2-settings")
 _PIPELINE = 16
 """Requests that a client may send ahead on one connection."""
 _LAST_CHUNK = b"0\r\n\r\n"
+_LINGER_SECONDS = 2.0
+"""A client that is refused may still be sending: closed at once, it would get a reset instead of the answer."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -78,7 +85,12 @@ class ClientConnection(asyncio.Protocol):
         self._http_10 = False
         self._request_id = b""
         self._head = b""
+        self._bodiless = False
         self._closing = False
+        self._lingers = False
+        """It was refused, and what it sends is thrown away until it closes."""
+        self._offered: Incoming | None = None
+        """A request that offers another protocol: it is read again without the offer."""
         self.since = gate.hub.now()
         """When the connection last began to wait for its client."""
 
@@ -91,18 +103,40 @@ class ClientConnection(asyncio.Protocol):
             self._reject(503, "the gateway holds as many connections as it may; try again shortly", "connections")
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Java's client offers HTTP/2 this way. An offer may be ignored: the request has been served as HTTP/1.1.
-            rest = data[upgrade.args[0] :]
-            if rest and not self._closing:
-                self.data_received(rest)
-        except httptools.HttpParserError as error:
-            if not self._closing:
-                self._reject(400, f"the request is not valid HTTP: {error}", "unreadable")
+        while data and not self._closing:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_offer() + data[upgrade.args[0] :]
+            except httptools.HttpParserCallbackError as error:
+                self._fault(error)
+                return
+            except httptools.HttpParserError as error:
+                if not self._closing:
+                    self._reject(400, f"the request is not valid HTTP: {error}", "unreadable")
+                return
+
+    def _without_offer(self) -> bytes:
+        """The head of a request that offers another protocol, as Java's client offers HTTP/2 with every first one. An
+        offer may be ignored, but the parser then leaves the body unread: it gets the head again, without it."""
+        offered, self._offered = self._offered, None
+        self._parser = httptools.HttpRequestParser(self)
+        if offered is None:
+            return b""
+        lines = [b"%s %s HTTP/%s" % (offered.method, offered.url, b"1.0" if offered.http_10 else b"1.1")]
+        lines += [b"%s: %s" % pair for pair in offered.headers if pair[0] not in _OFFER]
+        lines += [b"connection: " + (b"keep-alive" if offered.keep else b"close"), b"", b""]
+        return b"\r\n".join(lines)
+
+    def _fault(self, error: httptools.HttpParserCallbackError) -> None:
+        """A mistake of ours, not the client's: said, and this connection ended."""
+        log.error("a request could not be served: %s", error.__context__, exc_info=error.__context__)
+        if self._flight is None and self._transport is not None:
+            self._keep = False
+            self.respond(500, b"application/json", error_body(500, "the gateway has failed on this request; its log says how"))
+        elif self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -146,17 +180,37 @@ class ClientConnection(asyncio.Protocol):
             return
         incoming.method = self._parser.get_method()
         incoming.keep = self._parser.should_keep_alive()
-        incoming.http_10 = self._parser.get_http_version() == "1.0"
+        incoming.http_10 = self._parser.get_http_version() != "1.1"
         incoming.headers_done = True
+        if incoming.method == b"CONNECT":
+            self._reject(400, "this gateway is no tunnel: CONNECT is not served", "unreadable")
+            return
+        if self._parser.should_upgrade() or not self._framing_is_clear(incoming):
+            return
         if incoming.header(b"expect").lower() == b"100-continue" and not self._busy and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _framing_is_clear(self, incoming: Incoming) -> bool:
+        """The parser refuses most of what two servers could read in two ways; this is the rest."""
+        length = 0
+        for name, value in incoming.headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding" and (value.lower() != b"chunked" or incoming.http_10):
+                self._reject(400, "transfer-encoding may only be 'chunked', and only in HTTP/1.1", "unreadable")
+                return False
+        if length > self._gate.limits.body_bytes:  # before it is sent, where the client waits for our 100
+            self._reject(413, f"the body exceeds {self._gate.limits.body_bytes} bytes", "body_too_large")
+            return False
+        return True
 
     def on_body(self, data: bytes) -> None:
         incoming = self._incoming
         if incoming is None:
             return
         incoming.body_size += len(data)
-        if incoming.body_size > self._gate.limits.body_bytes:
+        ahead = sum(other.body_size for other in self._ready) if self._ready else 0
+        if incoming.body_size + ahead > self._gate.limits.body_bytes:
             self._reject(413, f"the body exceeds {self._gate.limits.body_bytes} bytes", "body_too_large")
             return
         incoming.body.append(data)
@@ -164,6 +218,9 @@ class ClientConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         incoming, self._incoming = self._incoming, None
         if incoming is None or self._closing:
+            return
+        if self._parser.should_upgrade():
+            self._offered = incoming
             return
         if self._busy:
             if len(self._ready) >= _PIPELINE:
@@ -179,6 +236,7 @@ class ClientConnection(asyncio.Protocol):
         self._busy = True
         self._keep = incoming.keep
         self._http_10 = incoming.http_10
+        self._bodiless = incoming.method == b"HEAD"
         self._request_id = b""
         self._gate.serve(incoming, self)
 
@@ -275,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
                     self._request_id,
                     extra,
                     close,
-                    body,
+                    b"" if self._bodiless else body,
                 )
             )
         self._next()
@@ -292,18 +350,27 @@ class ClientConnection(asyncio.Protocol):
             return
         self._keep = False
         self._busy = True
+        self._bodiless = False
+        self._request_id = b""
+        self._lingers = reason != "connections"
         self.respond(status, b"application/json", error_body(status, message))
 
     def _close(self) -> None:
         self._closing = True
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._lingers and self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
             self._transport.close()
 
     def check(self, now: float) -> None:
         """Close a connection that its client has left hanging. Called a few times a second."""
+        waited = now - self.since
+        if self._closing and waited > _LINGER_SECONDS and self._transport is not None:
+            self._transport.abort()
         if self._busy or self._closing:
             return
-        waited = now - self.since
         limits = self._gate.limits
         incoming = self._incoming
         if incoming is None:
