@@ -216,7 +216,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     from wastegate.load.display import table
     from wastegate.load.replay import Replay
-    from wastegate.load.session import config_from, exit_code, save, watched
+    from wastegate.load.session import EarlyStopError, config_from, exit_code, save, watched
     from wastegate.load.target import TargetError
 
     try:
@@ -225,9 +225,9 @@ def _replay(arguments: argparse.Namespace) -> int:
         done = uvloop.run(watched(replay, console))
         if arguments.save is not None:
             save(done.results, arguments.save)
-    except (ValueError, TargetError, OSError) as error:
+    except (ValueError, TargetError, OSError, EarlyStopError) as error:
         print(f"wastegate replay: {error}", file=sys.stderr)
-        return 2
+        return 130 if isinstance(error, EarlyStopError) else 2
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(done.report)).decode())
     else:
@@ -263,18 +263,18 @@ def _audit_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _audit(arguments: argparse.Namespace) -> int:
     import math
+    import sqlite3
     import time
 
     from wastegate.steps import audit, audit_view
     from wastegate.steps.window import parse_when
-    from wastegate.store.schema import LedgerError
 
     now = time.time()
     try:
         start = parse_when(arguments.since, now) if arguments.since else -math.inf
         end = parse_when(arguments.until, now) if arguments.until else math.inf
         report = audit.run(_where(arguments), start, end)
-    except (ValueError, OSError, LedgerError) as error:
+    except (ValueError, OSError, sqlite3.Error) as error:
         print(f"wastegate audit: {error}", file=sys.stderr)
         return 2
     verdict = audit.judge(report)
@@ -304,15 +304,16 @@ def _explain_parser(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    import sqlite3
+
     from wastegate.steps import explain, explain_view
-    from wastegate.store.schema import LedgerError
 
     try:
         explanation = explain.explain(_where(arguments), arguments.id)
     except KeyError as error:
         print(f"wastegate explain: {error.args[0]}", file=sys.stderr)
         return 2
-    except (ValueError, OSError, LedgerError) as error:
+    except (ValueError, OSError, sqlite3.Error) as error:
         print(f"wastegate explain: {error}", file=sys.stderr)
         return 2
     if arguments.json:

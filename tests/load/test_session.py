@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.fake_replica import FakeReplica, Fault, Reply
 from tests.load.conftest import ToyServer
 from tests.load.test_replay import lines, mooncake, say
 from tests.load.test_report import report, result
@@ -203,3 +204,15 @@ async def test_a_second_signal_aborts_what_is_in_flight(tmp_path: Path, toy: Toy
     said = msgspec.json.decode(out)
     assert code == 130
     assert (said["sent"], said["failed"], said["not_reached"]) == (1, {"aborted": 1}, 1)
+
+
+async def test_a_signal_before_the_first_row_ends_at_once(tmp_path: Path) -> None:
+    async with FakeReplica() as replica:
+        replica.pages["/v1/models"] = Reply(fault=Fault(at="before_first_byte"))
+        async with command(str(lines(tmp_path, say("a"))), "--url", replica.url) as process:
+            async with asyncio.timeout(30):
+                while not replica.probes:  # noqa: ASYNC110 - the replica only counts
+                    await asyncio.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            code, out, err = await ended(process)
+    assert (code, out, err) == (130, "", "wastegate replay: interrupted before the first row was sent\n")

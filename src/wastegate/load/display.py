@@ -7,7 +7,8 @@ from collections import Counter
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -29,11 +30,12 @@ async def show(progress: Progress, console: Console) -> None:
             console.print(
                 f"{len(progress.results)}/{progress.total} {_state(progress)}", highlight=False, soft_wrap=True
             )
-    columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=progress.total)
+    bar = Bar(BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+    task = bar.add_task("", total=progress.total)
+    with Live(console=console, transient=True, auto_refresh=False) as live:
         while True:
-            bar.update(task, total=progress.total, completed=len(progress.results), description=_state(progress))
+            bar.update(task, total=progress.total, completed=len(progress.results))
+            live.update(Group(bar, Text(_state(progress))), refresh=True)
             await asyncio.sleep(BAR_SECONDS)
 
 

@@ -64,6 +64,8 @@ class Replay:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.stop = Stop()
+        self.sending = False
+        """Rows are being sent, so that a stop still has something to report."""
         self.trace: Trace = read(config.trace, config.format, config.pace.limit)
         self.plan: tuple[Planned, ...] = schedule(self.trace, config.pace)
         self.progress = Progress(sum(not planned.skip for planned in self.plan))
@@ -91,6 +93,7 @@ class Replay:
                     await shoot(session, target.base, again, answer, perf_counter)
                     answer.sent = sent
 
+            self.sending = True
             results = await run(
                 self.plan, requests.make, send, perf_counter, self.config.loop, self.stop, self.progress
             )

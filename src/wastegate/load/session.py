@@ -52,21 +52,37 @@ class RowRecord(Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
 
 
+class EarlyStopError(RuntimeError):
+    """A signal came before the first row was sent: there is nothing to report."""
+
+
 async def watched(replay: Replay, console: Console | None) -> Replayed:
     """Run to the end. The first SIGINT or SIGTERM stops sending, the second also aborts what is in flight; the
-    report of what ran comes back either way."""
+    report of what ran comes back either way. Raises EarlyStopError if nothing ran yet."""
     loop = asyncio.get_running_loop()
     display = asyncio.create_task(show(replay.progress, console)) if console is not None else None
+    work = asyncio.create_task(replay.go())
+
+    def asked() -> None:
+        if replay.sending:
+            replay.stop.ask()
+        else:
+            work.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, replay.stop.ask)
+        loop.add_signal_handler(number, asked)
     try:
-        return await replay.go()
+        await asyncio.wait((work,))
+        if work.cancelled():
+            raise EarlyStopError("interrupted before the first row was sent")
+        return work.result()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        if display is not None:
-            display.cancel()
-            await asyncio.gather(display, return_exceptions=True)
+        tasks = [task for task in (display, work) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def record(result: Result) -> RowRecord:
