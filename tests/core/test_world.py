@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.playbook import call, reply
 from wastegate.core.fleet import Replica, ReplicaState
 from wastegate.core.plan import Plan, Timers
-from wastegate.core.world import Breaker, RetryBudget, World
+from wastegate.core.world import Breaker, Mirror, RetryBudget, World
 
 
 def world(*names: str, cap: int | None = None, budget: RetryBudget | None = None) -> World:
@@ -184,3 +184,76 @@ def test_load_never_leaks(steps: list[str]) -> None:
         elif step in ("down", "ready"):
             made.set_state("a", step)  # type: ignore[arg-type]
         assert one(made, now=float(now)).in_flight == held <= 3
+
+
+def test_the_load_of_other_gateways_counts_in_every_view() -> None:
+    made = world("a", "b", cap=3)
+    assert made.claim(plan("a"), 0.0)
+    made.told("a", 2, 0, 0.0, False)
+    made.told("stranger", 5, 9, 9.0, True)
+    assert one(made).in_flight == 3
+    assert [s.in_flight for s in made.states] == [1, 0], "what this gateway itself has given stays apart"
+    assert not made.claim(plan("a"), 0.0), "three are the cap, whoever gave them"
+    assert made.claim(plan("b"), 0.0)
+    made.set_fleet([Replica("b", "http://b", ("m",))])
+    made.set_fleet([Replica("a", "http://a", ("m",)), Replica("b", "http://b", ("m",))])
+    assert one(made).in_flight == 0, "what was heard of one that left is forgotten"
+
+
+def test_a_breaker_that_another_gateway_opened_is_open_here() -> None:
+    made = world("a")
+    made.told("a", 0, 2, 10.0, False)
+    assert one(made, now=9.0).breaker == "open"
+    assert one(made, now=10.0).breaker == "half_open"
+    made.told("a", 1, 2, 10.0, True)
+    assert one(made, now=11.0).breaker == "open", "the one trial is another's"
+    made.told("a", 0, 0, 0.0, False)
+    assert one(made, now=11.0).breaker == "closed"
+
+
+def test_a_slot_may_be_granted_by_whoever_sees_to_the_caps() -> None:
+    made = world("a", cap=1, budget=RetryBudget(share=0.0, reserve=1.0))
+    assert made.claim(plan("a"), 0.0)
+    assert made.grant("a", 2, False)
+    assert one(made).in_flight == 2
+    assert not made.retry_allowed, "it costs a retry all the same"
+    assert not made.grant("stranger", 1, False)
+
+
+def test_alone_it_keeps_to_its_shares_until_it_is_together_again() -> None:
+    made = world("a", "b", cap=4)
+    made.told("a", 4, 2, 5.0, True)
+    made.alone({"a": 1})
+    assert one(made, now=6.0).breaker == "half_open", "the breaker is remembered; another's trial may be over"
+    made.told("a", 0, 0, 0.0, False)
+    assert made.claim(plan("a"), 6.0)
+    assert not made.claim(plan("a"), 6.0), "its share is one of four"
+    assert one(made, now=6.0).replica.cap == 1
+    assert all(made.claim(plan("b"), 6.0) for _ in range(4))
+    made.together()
+    assert made.claim(plan("a"), 7.0)
+    assert one(made, now=7.0).replica.cap == 4
+
+
+def test_rules_can_be_read_back() -> None:
+    made = world("a")
+    assert made.breaker == Breaker(failures=2, rest=10.0)
+
+
+def test_a_mirror_shows_what_it_was_told() -> None:
+    made = world("a", "b", cap=2)
+    made.claim(plan("a"), 0.0)
+    mirror = Mirror()
+    assert mirror.view(call(model="m"), 0.0, 0.5).replicas == ()
+    mirror.told(made.seen(0.0), made.retry_allowed)
+    seen = mirror.view(call(model="m"), 3.0, 0.5, ahead=1)
+    assert (seen.now, seen.draw, seen.ahead, seen.known_models) == (3.0, 0.5, 1, ("m",))
+    assert seen == made.view(call(model="m"), 3.0, 0.5, ahead=1)
+    assert mirror.seen(3.0) == mirror.states == made.states
+    mirror.load("a", made.load("a") + 1)
+    mirror.load("stranger", 7)
+    assert [s.in_flight for s in mirror.states] == [2, 0]
+    assert made.load("stranger") == 0
+    mirror.told(made.states, False)
+    assert not mirror.retry_allowed
+    assert [s.in_flight for s in mirror.states] == [1, 0], "everything anew"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,6 +54,13 @@ class Result(Struct, frozen=True, gc=False):
             return False
         return not (self.status == 503 and self.retry_after is not None)
 
+    @property
+    def verdict(self) -> Literal["good", "bad", "neutral"]:
+        """What it says of its replica's health."""
+        if self.outcome == "finished" and self.status is not None and self.status < 400:
+            return "good"
+        return "bad" if self.outcome == "failed" and self.replicas_fault else "neutral"
+
 
 _LONGEST_REST = 60.0
 """Seconds of Retry-After that are honoured at most: one replica's odd answer must not idle it for an hour."""
@@ -79,13 +87,20 @@ class World:
         self._health: dict[str, _Health] = {}
         self._tokens = budget.reserve
         self._models: tuple[str, ...] = ()
+        self._elsewhere: dict[str, int] = {}
+        self._shares: Mapping[str, int] = {}
+
+    @property
+    def breaker(self) -> Breaker:
+        return self._breaker
 
     @property
     def states(self) -> tuple[ReplicaState, ...]:
+        """All replicas; their load is what this gateway has given them."""
         return tuple(self._states.values())
 
     def seen(self, now: float) -> tuple[ReplicaState, ...]:
-        """All replicas, with their breakers as they stand at ``now``."""
+        """All replicas, with their breakers as they stand at ``now``, and other gateways' load on them as well."""
         return tuple(self._seen(state, now) for state in self._states.values())
 
     def set_rules(self, breaker: Breaker, budget: RetryBudget) -> None:
@@ -105,6 +120,7 @@ class World:
             states[replica.name] = replace(old, replica=described) if old else ReplicaState(described)
         self._states = states
         self._health = {name: self._health.get(name, _Health()) for name in states}
+        self._elsewhere = {name: load for name, load in self._elsewhere.items() if name in states}
         self._list_models()
 
     def set_state(self, name: str, state: State) -> None:
@@ -135,8 +151,15 @@ class World:
         return View(now, replicas, draw, ahead, self.retry_allowed, self._models)
 
     def _seen(self, state: ReplicaState, now: float) -> ReplicaState:
-        breaker = self._breaker_state(self._health[state.replica.name], now)
-        return state if breaker == state.breaker else replace(state, breaker=breaker)
+        name = state.replica.name
+        breaker = self._breaker_state(self._health[name], now)
+        if breaker != state.breaker:
+            state = replace(state, breaker=breaker)
+        if elsewhere := self._elsewhere.get(name):
+            state = replace(state, in_flight=state.in_flight + elsewhere)
+        if (share := self._shares.get(name)) is not None:
+            state = replace(state, replica=replace(state.replica, cap=share))
+        return state
 
     def _breaker_state(self, health: _Health, now: float) -> BreakerState:
         if health.failures < self._breaker.failures:
@@ -153,15 +176,41 @@ class World:
         if state is None:
             return False
         seen = self._seen(state, now)
-        if not seen.open_to_calls(now):
+        return seen.open_to_calls(now) and self.grant(name, number, seen.breaker == "half_open")
+
+    def grant(self, name: str, number: int, trial: bool) -> bool:
+        """The same for whoever has seen to caps and breakers by itself. False only if the replica has left."""
+        state = self._states.get(name)
+        if state is None:
             return False
-        self._health[name].trial = seen.breaker == "half_open"
+        self._health[name].trial = trial
         self._states[name] = replace(state, in_flight=state.in_flight + 1)
         if number == 1:
             self._tokens = min(self._budget.reserve, self._tokens + self._budget.share)
         else:
             self._tokens = max(0.0, self._tokens - 1)
         return True
+
+    def told(self, name: str, elsewhere: int, failures: int, opened_until: float, trial: bool) -> None:
+        """One replica as all gateways see it: the calls that others have given it, and its breaker."""
+        health = self._health.get(name)
+        if health is not None:
+            self._elsewhere[name] = elsewhere
+            health.failures, health.opened_until, health.trial = failures, opened_until, trial
+
+    def alone(self, shares: Mapping[str, int]) -> None:
+        """Nothing is known of other gateways any more: count no load but one's own, and keep to these caps.
+
+        Breakers stay as they are, but a trial that was another's may be over unheard: it is forgotten.
+        """
+        self._elsewhere = {}
+        self._shares = shares
+        for health in self._health.values():
+            health.trial = False
+
+    def together(self) -> None:
+        """The other gateways are heard again: the replicas' own caps hold."""
+        self._shares = {}
 
     def load(self, name: str) -> int:
         """Calls in flight on a replica; 0 where it is not in the fleet."""
@@ -185,9 +234,10 @@ class World:
 
     def _judge(self, health: _Health, result: Result, now: float) -> None:
         health.trial = False
-        if result.outcome == "finished" and result.status is not None and result.status < 400:
+        verdict = result.verdict
+        if verdict == "good":
             health.failures = 0
-        elif result.outcome == "failed" and result.replicas_fault:
+        elif verdict == "bad":
             health.failures += 1
             if health.failures >= self._breaker.failures:
                 health.opened_until = now + self._breaker.rest
@@ -213,6 +263,11 @@ class Mirror:
     def seen(self, now: float) -> tuple[ReplicaState, ...]:
         """All replicas, with their breakers as they stood when last told."""
         return self.states
+
+    @property
+    def retry_allowed(self) -> bool:
+        """The retry budget had room."""
+        return self._retry_allowed
 
     def told(self, states: Iterable[ReplicaState], retry_allowed: bool) -> None:
         """Everything anew."""
