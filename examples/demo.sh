@@ -52,7 +52,8 @@ echo "listening on $url"
 
 say "3. Traffic: three tenants of a shop's assistant"
 trace=${1:-sample}
-wastegate replay "$trace" --url "$url" --model "$model" "${@:2}"
+# Exit code 1 says that this machine did not keep up with the traffic's own times: what ran can be audited all the same.
+wastegate replay "$trace" --url "$url" --model "$model" "${@:2}" || [[ $? -eq 1 ]]
 
 say "4. Stop: streams finish, the ledger is written"
 stop

@@ -30,6 +30,8 @@ class Call(Struct, frozen=True, gc=False):
     prompt_tokens: int = 0
     model_runs: bool = True
     """False for what an engine does without its model, such as counting tokens: no token is spent on it."""
+    blocks: bytes = b""
+    """The prompt's whole blocks as chained 64-bit hashes, 8 bytes each: what prompts share, not what they say."""
     max_tokens: int | None = None
     n: int = 1
     deterministic: bool = False

@@ -71,6 +71,8 @@ class Entry(Struct, frozen=True, gc=False):
     tags: tuple[tuple[str, str], ...] = ()
     client_id: str = ""
     traceparent: str = ""
+    blocks: bytes = b""
+    """The prompt's blocks as in ``Call``."""
 
 
 class Admission(Struct, frozen=True, gc=False):

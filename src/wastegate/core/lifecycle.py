@@ -142,6 +142,7 @@ def _entry(
         tags=call.tags,
         client_id=call.client_id,
         traceparent=call.traceparent,
+        blocks=call.blocks,
     )
 
 

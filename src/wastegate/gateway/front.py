@@ -10,9 +10,13 @@ from collections.abc import Callable
 from wastegate.core.world import Mirror, World
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.hub import Hub
+from wastegate.gateway.keys import Keys
+from wastegate.gateway.prefix import load_seed
 from wastegate.gateway.recorder import Recorder
+from wastegate.gateway.reload import Ready, prepare_first
 from wastegate.gateway.request import Gate
 from wastegate.gateway.serve import ClientConnection
+from wastegate.gateway.tls import Certificate
 from wastegate.levers import LEVERS
 from wastegate.store.journal import JournalError
 from wastegate.store.schema import LedgerError
@@ -37,16 +41,36 @@ class Front:
     def __init__(self, config: Config, world: World | Mirror, book: Recorder, now: Callable[[], float]) -> None:
         self._config = config
         loop = asyncio.get_running_loop()
-        self.hub = Hub(loop, now, world, book, config.rules, LEVERS, config.limits.line)
+        seed = load_seed(config.data / "prefix.seed")
+        self.hub = Hub(loop, now, world, book, config.rules, LEVERS, config.limits.line, seed)
         self.gate = Gate(self.hub, config.routes, config.timers, config.limits)
+        ready = prepare_first(config)
+        self._certificate = Certificate(ready.certificate) if ready.certificate is not None else None
+        self.take(ready)
         self.url = ""
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+
+    def take(self, ready: Ready) -> None:
+        """Serve by another configuration from now on. Calls in flight keep what they started with."""
+        config = self._config = ready.config
+        self.hub.rules = config.rules
+        self.hub.set_line(config.limits.line)
+        self.hub.recorder.set_rules(config.ledger)
+        self.hub.origins = ready.origins
+        self.hub.connect(state.replica for state in self.hub.world.states)
+        self.gate.limits = config.limits
+        self.gate.set_routes(config.routes, config.timers)
+        self.gate.keys = Keys(config.api_keys) if config.api_keys else None
+        if self._certificate is not None and ready.certificate is not None:
+            self._certificate.show(ready.certificate)
 
     async def listen(self, port: int | None = None) -> None:
         """Take clients. ``port``: shared with other processes that listen there too. Raises StartError."""
         host, own_port = address(self._config.listen)
         loop = asyncio.get_running_loop()
+        certificate = self._certificate
+        secure = certificate.options(self._config.limits.header_seconds) if certificate is not None else {}
         try:
             self._server = await loop.create_server(
                 lambda: ClientConnection(self.gate),
@@ -54,12 +78,13 @@ class Front:
                 own_port if port is None else port,
                 backlog=_BACKLOG,
                 reuse_port=port is not None,
+                **secure,
             )
         except OSError as error:
             raise StartError(
                 f"cannot listen on {self._config.listen}: {error.strerror or error}; is another gateway running there?"
             ) from None
-        self.url = url(host, self._server.sockets[0].getsockname()[1])
+        self.url = url(host, self._server.sockets[0].getsockname()[1], tls=bool(secure))
         self.hub.start()
         self._sweeper = asyncio.ensure_future(self._sweep())
 

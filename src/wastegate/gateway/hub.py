@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from wastegate.core.call import Call
 from wastegate.core.effects import Claimed, Reply
 from wastegate.core.fleet import Replica, View
@@ -17,6 +19,7 @@ from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules
 from wastegate.core.world import Mirror, Result, World
 from wastegate.gateway.coordination import Link
+from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.tally import Report, Tally
 from wastegate.gateway.upstream import Origin, Pool, origin_of
@@ -51,6 +54,7 @@ class Hub:
         rules: Rules,
         levers: Sequence[Lever],
         line_bound: int,
+        seed: int = 0,
     ) -> None:
         self.loop = loop
         self.now = now
@@ -58,6 +62,7 @@ class Hub:
         self.recorder = recorder
         self.rules = rules
         self.levers = levers
+        self._seed = seed
         self.tally = Tally()
         self.link: Link | None = None
         """Where claims are asked for, in a worker; without one this process keeps the world itself."""
@@ -78,7 +83,7 @@ class Hub:
             if not replica.url:
                 continue  # a process of our own that has no address yet
             old = self._pools.get(replica.name)
-            origin = origin_of(replica.url, self.origins.get(replica.name, old.origin if old is not None else None))
+            origin = origin_of(replica.url, self.origins.get(replica.name), old.origin if old is not None else None)
             if old is not None and old.origin.url == origin.url and old.origin.access == origin.access:
                 pools[replica.name] = self._pools.pop(replica.name)
             else:
@@ -91,6 +96,10 @@ class Hub:
     def pool(self, plan: Plan) -> Pool:
         assert plan.replica is not None
         return self._pools[plan.replica.name]
+
+    def prepare(self, call: Call, prompt: bytes) -> Call:
+        """The call with all that policy may want to know of its prompt."""
+        return replace(call, blocks=blocks_of(prompt, self._seed)) if len(prompt) >= BLOCK_BYTES else call
 
     def look(self, flight: Flight, call: Call) -> View:
         """This instant, for this call. Whoever is not at the head of its line has others ahead."""

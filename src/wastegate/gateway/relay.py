@@ -52,12 +52,13 @@ class Client(Protocol):
 class Outgoing:
     """A request as it will be sent: everything but what each attempt adds."""
 
-    __slots__ = ("body", "headers", "path")
+    __slots__ = ("body", "headers", "path", "prompt")
 
-    def __init__(self, path: bytes, headers: bytes, body: bytes) -> None:
+    def __init__(self, path: bytes, headers: bytes, body: bytes, prompt: bytes) -> None:
         self.path = path
         self.headers = headers
         self.body = body
+        self.prompt = prompt
 
 
 class Flight:
@@ -151,7 +152,7 @@ class Flight:
                         self._asking = True
                         return  # another process keeps the slots: ``claimed`` is told
                 elif kind is Prepare:
-                    event = command.call  # type: ignore[union-attr]
+                    event = hub.prepare(command.call, self._out.prompt)  # type: ignore[union-attr]
                 elif kind is Send:
                     self._send(command)  # type: ignore[arg-type]
                     return

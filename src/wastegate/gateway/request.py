@@ -161,7 +161,7 @@ class Gate:
         call, timers = self._label(incoming, path, request, len(body))
         if call.stream and not call.wants_usage:
             body = with_usage(body, request)
-        out = Outgoing(incoming.url, _forwarded(incoming.headers), body)
+        out = Outgoing(incoming.url, _forwarded(incoming.headers), body, request.text)
         flight = Flight(hub, client, call, lifecycle(call, hub.levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
         client.fly(flight, call.id.encode())
 

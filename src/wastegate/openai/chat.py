@@ -37,12 +37,19 @@ class Request(Struct, gc=False):
     temperature: float | None = None
     seed: int | None = None
     priority: int | None = None
+    messages: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
     response_format: msgspec.Raw = _ABSENT
 
     @property
     def deterministic(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def text(self) -> bytes:
+        """The prompt as it stands in the body, JSON and all."""
+        return bytes(self.messages) or bytes(self.prompt)
 
     @property
     def structured(self) -> bool:

@@ -58,7 +58,7 @@ def insert(db: sqlite3.Connection, labels: dict[str, int], entries: Sequence[Ent
     words = [
         (
             *(seq, e.id, e.path, e.reason, e.finish_reason),
-            *(msgspec.json.encode(e.trail).decode(), e.client_id, e.traceparent),
+            *(msgspec.json.encode(e.trail).decode(), e.client_id, e.traceparent, e.blocks),
         )
         for seq, e in numbered
     ]
@@ -74,7 +74,7 @@ def insert(db: sqlite3.Connection, labels: dict[str, int], entries: Sequence[Ent
     tags = [(seq, place, label(key), label(value)) for seq, e in numbered for place, (key, value) in enumerate(e.tags)]
     for table, width, values in (
         ("entry", 11, numbers),
-        ("entry_text", 8, words),
+        ("entry_text", 9, words),
         ("attempt", 15, attempts),
         ("tag", 4, tags),
     ):
@@ -100,14 +100,14 @@ def _read(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[Entry]:
     tags = _tags(db, keys)
     for row in db.execute(
         f"""SELECT seq, entry_text.id, arrived, ended, r.text, path, m.text, t.text, c.text, stream, o.text, status,
-            reason, finish_reason, trail, client_id, traceparent FROM entry JOIN entry_text USING (seq)
+            reason, finish_reason, trail, client_id, traceparent, blocks FROM entry JOIN entry_text USING (seq)
             JOIN label r ON r.id = route JOIN label m ON m.id = model JOIN label t ON t.id = tenant
             JOIN label c ON c.id = length_class JOIN label o ON o.id = outcome
             WHERE seq IN ({_marks(keys)}) ORDER BY seq""",
         keys,
     ):
         seq, name, arrived, ended, route, path, model, tenant, size, stream, outcome, status, reason = row[:13]
-        finish_reason, trail, client_id, traceparent = row[13:]
+        finish_reason, trail, client_id, traceparent, blocks = row[13:]
         yield Entry(
             id=name,
             arrived=arrived,
@@ -127,6 +127,7 @@ def _read(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[Entry]:
             tags=tuple(tags.get(seq, ())),
             client_id=client_id,
             traceparent=traceparent,
+            blocks=blocks,
         )
 
 

@@ -67,7 +67,7 @@ def _first(connection: sqlite3.Connection) -> None:
         """CREATE TABLE entry_text (
             seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, path TEXT NOT NULL, reason TEXT NOT NULL,
             finish_reason TEXT NOT NULL, trail TEXT NOT NULL, client_id TEXT NOT NULL,
-            traceparent TEXT NOT NULL)""",
+            traceparent TEXT NOT NULL, blocks BLOB NOT NULL)""",
         """CREATE TABLE attempt (
             entry INTEGER NOT NULL, number INTEGER NOT NULL, replica INTEGER NOT NULL,
             claimed REAL NOT NULL, sent REAL, first_byte REAL, first_token REAL, ended REAL NOT NULL,
