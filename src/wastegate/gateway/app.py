@@ -13,7 +13,7 @@ import uvloop
 
 from wastegate.gateway.config import Config, StartError
 from wastegate.gateway.front import Front, open_book
-from wastegate.gateway.hub import Clock, Hub
+from wastegate.gateway.hub import Clock
 from wastegate.gateway.steward import Steward
 from wastegate.gateway.workers import Chief
 
@@ -58,8 +58,8 @@ class Gateway:
         self._stop = asyncio.Event()
         self.url = ""
         self.admin_url = ""
-        self.hub: Hub | None = None
-        """What its flights share, once it runs: for whoever wants to watch it from within."""
+        self.front: Front | None = None
+        """Its clients' side, once it runs: for whoever wants to watch it from within."""
 
     def stop(self) -> None:
         """Begin to shut down; ``run`` returns when it is done."""
@@ -73,7 +73,7 @@ class Gateway:
             self._config, book, now, lambda: front.hub.report(), lambda: front.hub.connect(steward.roster.replicas)
         )
         front = Front(self._config, steward.world, book, now)
-        self.hub = front.hub
+        self.front = front
         try:
             await front.listen()
             await steward.listen()
