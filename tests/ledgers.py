@@ -180,4 +180,5 @@ def whole_entries(draw: st.DrawFn, id: str) -> Entry:
         tags=tuple(draw(st.lists(st.tuples(text(), text()), max_size=3))),
         client_id=draw(text()),
         traceparent=draw(text()),
+        blocks=draw(st.binary(max_size=24)),
     )

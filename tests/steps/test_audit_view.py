@@ -96,7 +96,9 @@ def test_what_is_not_priced_or_counted_is_said(tmp_path: Path) -> None:
         "1 attempt without a count (0 tokens)",
         "1 lost when the gateway died",
         "not measured",
-        "(none)",
+        "by calls unpriced dollars of requests",
+        "route chat 1 0 $2.00 100 % (none) 1 1 – –",
+        "a $10.00 $2.00 $8.00 $0 10.00 s 20 % 0 ms free – – – – 0 ms – 10.00 s",
         "take these figures with care",
     ):
         assert words in said, said

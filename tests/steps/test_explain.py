@@ -129,3 +129,14 @@ def test_the_command_says_what_is_wrong(
     captured = capsys.readouterr()
     assert captured.err.startswith("wastegate explain: ")
     assert said in captured.err
+
+
+def test_a_damaged_ledger_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = written(tmp_path, [entry(f"{n}", attempt(), path="x" * 300) for n in range(500)], [])
+    size = where.ledger.stat().st_size
+    with where.ledger.open("r+b") as file:
+        file.seek(4096)  # all but the first page, which says what the file is
+        file.write(b"\xff" * (size - 4096))
+    for command in (["explain", "250"], ["audit"]):
+        assert cli.main([*command, "--ledger", str(where.ledger)]) == 2
+        assert "malformed" in capsys.readouterr().err

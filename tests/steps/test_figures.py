@@ -46,7 +46,7 @@ def test_a_split_has_the_dearest_first_and_sums_to_the_requests() -> None:
         entry("r", tenant="none"),
     )
     split = by(facts, charges, "tenant")
-    assert split.rows == (Row("big", 2, 7.0, 0.875), Row("small", 1, 1.0, 0.125), Row("none", 1, 0.0, 0.0))
+    assert split.rows == (Row("big", 2, 7.0, 0.875, 0), Row("small", 1, 1.0, 0.125, 0), Row("none", 1, 0.0, 0.0, 0))
     assert (split.by, split.more) == ("tenant", 0)
 
 
@@ -60,7 +60,18 @@ def test_what_is_beyond_the_top_is_summed_up() -> None:
 
 def test_without_cost_shares_are_zero_and_not_nan() -> None:
     facts, charges = known(entry("x"))
-    assert by(facts, charges, "route").rows == (Row("chat", 1, 0.0, 0.0),)
+    assert by(facts, charges, "route").rows == (Row("chat", 1, 0.0, 0.0, 0),)
+
+
+def test_a_split_says_how_many_calls_have_no_price() -> None:
+    half = entry("x", attempt("b", 0.0, 1.0, outcome="failed"), attempt("a", 1.0, 2.0, number=2), tenant="half")
+    facts, charges = known(half, entry("y", attempt("b", 0.0, 9.0), tenant="wholly"), alone("z", 5, 3, tenant="not"))
+    rows = by(facts, charges, "tenant").rows
+    assert [(row.name, row.dollars, row.unpriced) for row in rows] == [
+        ("not", 3.0, 0),
+        ("half", 1.0, 1),
+        ("wholly", 0.0, 1),
+    ]
 
 
 def test_each_tag_key_is_a_split_of_the_calls_that_have_it() -> None:
@@ -96,6 +107,17 @@ def test_cost_per_call_is_of_priced_calls_that_reached_a_replica() -> None:
         entry("retried", attempt("b", 0.0, 1.0, outcome="failed"), attempt("a", 10.0, 11.0, number=2)),
     )
     assert figures.per_call(facts, charges).cost == Summary(2, 2.0, 2.0, 2.9, 2.98)
+
+
+def test_the_whole_bill_was_for_what_finished_at_a_known_price() -> None:
+    facts, charges = known(
+        alone("x", 0, 1),
+        alone("y", 2, 3, outcome="failed"),
+        entry("z", attempt("b", 0.0, 9.0)),
+        alone("late", 30, 1),
+        end=20.0,
+    )
+    assert figures.answered(facts, charges) == 1
 
 
 def test_the_dearest_share() -> None:

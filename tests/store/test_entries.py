@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,21 @@ def test_a_file_that_is_no_database_is_refused_in_words(tmp_path: Path) -> None:
     path.write_text("this is not a database, however long it may be" * 50)
     with pytest.raises(LedgerError, match=r"cannot open the ledger .*not a database"):
         Ledger(path)
+
+
+def test_a_place_where_no_file_can_be_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file/ledger.db", tmp_path):
+        with pytest.raises(LedgerError, match="cannot open the ledger"):
+            Ledger(path)
+
+
+@pytest.mark.parametrize("changed", [{"status": 2**70}, {"tenant": "\ud800"}])
+def test_a_value_that_cannot_be_stored_is_one_clear_error(tmp_path: Path, changed: dict[str, Any]) -> None:
+    with Ledger(tmp_path / "ledger.db") as ledger:
+        with pytest.raises(LedgerError, match=r"ledger\.db failed"):
+            ledger.add([entry("x", **changed)])
+        assert ledger.add([entry("x")]) == 1
 
 
 def test_a_newer_ledger_is_refused(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Report(Struct, frozen=True):
     per_thousand: float | None
     """The mean cost of 1,000 calls by themselves."""
     per_thousand_loaded: float | None
-    """The whole bill, idle and overhead too, over the calls that finished, × 1,000."""
+    """The whole bill, idle and overhead too, over the calls that finished at known prices, × 1,000."""
     splits: tuple[Split, ...]
     latency: Latency
     usage: tuple[Usage, ...]
@@ -138,7 +138,7 @@ def report(name: str, facts: Facts, charges: Charges, ledger: Ledger) -> Report:
     """The figures of facts and their charges; ``ledger`` names the tags' values."""
     outcomes = figures.outcomes(facts)
     per_call = figures.per_call(facts, charges)
-    finished = outcomes.get("finished", 0)
+    answered = figures.answered(facts, charges)
     usage = figures.usage(facts)
     tokens = sum(row.tokens for row in usage)
     guessed = sum(row.tokens for row in usage if row.source == "estimated")
@@ -160,7 +160,7 @@ def report(name: str, facts: Facts, charges: Charges, ledger: Ledger) -> Report:
         basis=charges.basis,
         per_call=per_call,
         per_thousand=per_call.cost.mean * 1000 if per_call.cost is not None else None,
-        per_thousand_loaded=charges.bill / NANO / finished * 1000 if finished and charges.bill else None,
+        per_thousand_loaded=charges.bill / NANO / answered * 1000 if answered and charges.bill else None,
         splits=(
             *(figures.split(facts, charges, by, column, lambda _: facts.names) for by, column in labels),
             *figures.tag_splits(facts, charges, lambda codes: ledger.names(codes.tolist())),

@@ -92,9 +92,10 @@ def _replicas(report: Report) -> Table:
     columns = ("", "dollars", "requests", "idle", "overhead", "up", "busy", *(["unpriced"] if unpriced else []))
     table = _table("Replicas", *columns)
     for replica in report.replicas:
+        parts = (replica.dollars, replica.requests, replica.idle, replica.overhead)
         table.add_row(
             replica.name,
-            *(dollars(part) for part in (replica.dollars, replica.requests, replica.idle, replica.overhead)),
+            *(dollars(part if replica.up_seconds or not replica.unpriced_seconds else None) for part in parts),
             seconds(replica.up_seconds),
             share(replica.utilisation),
             *([seconds(replica.unpriced_seconds)] if unpriced else []),
@@ -148,11 +149,20 @@ def _latency(report: Report) -> Table:
 
 
 def _splits(report: Report) -> Table:
-    table = _table("What requests cost, by label", "by", "", "calls", "dollars", "of requests", left=2)
+    unpriced = any(row.unpriced for split in report.splits for row in split.rows)
+    columns = ("by", "", "calls", *(["unpriced"] if unpriced else []), "dollars", "of requests")
+    table = _table("What requests cost, by label", *columns, left=2)
     for split in report.splits:
         for number, row in enumerate(split.rows):
-            name = row.name or "(none)"
-            table.add_row("" if number else split.by, name, f"{row.calls:,}", dollars(row.dollars), share(row.share))
+            known = row.dollars > 0 or not row.unpriced
+            table.add_row(
+                "" if number else split.by,
+                row.name or "(none)",
+                f"{row.calls:,}",
+                *([f"{row.unpriced:,}"] if unpriced else []),
+                dollars(row.dollars if known else None),
+                share(row.share if known else None),
+            )
         table.add_section()
     return table
 

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from wastegate.core.attribution import WASTE, Charges
-from wastegate.core.facts import OUTCOMES, UNKNOWN, USAGES, Codes, Facts, Flags, Ints
+from wastegate.core.facts import OUTCOMES, UNKNOWN, USAGES, Codes, Facts, Flags, Floats, Ints
 from wastegate.core.ledger import NANO
 from wastegate.core.stats import Summary, dearest, summary
 
@@ -26,6 +26,8 @@ class Row(Struct, frozen=True):
     dollars: float
     share: float
     """Of what all requests cost; 0 where they cost nothing."""
+    unpriced: int
+    """Calls that ran, partly or wholly, on a replica without a price: ``dollars`` lacks what that cost."""
 
 
 class Split(Struct, frozen=True):
@@ -78,6 +80,17 @@ def by_call(facts: Facts, amounts: Ints) -> Ints:
     return np.rint(sums).astype(np.int64)
 
 
+def without_price(facts: Facts, charges: Charges) -> Flags:
+    """Calls with an attempt, in this window, that nobody knows the price of."""
+    return by_call(facts, (~charges.priced).astype(np.int64)) > 0
+
+
+def answered(facts: Facts, charges: Charges) -> int:
+    """Calls that finished in the window and ran at known prices: what the whole bill was for."""
+    finished = facts.calls.outcome == OUTCOMES.index("finished")
+    return int((finished & ended_inside(facts) & ~without_price(facts, charges)).sum())
+
+
 def last_attempts(facts: Facts) -> Ints:
     """For each call the row of its last attempt, -1 where it had none."""
     order = np.lexsort((facts.attempts.number, facts.attempts.call))
@@ -124,8 +137,14 @@ def _split(
     name: Callable[[Ints], Mapping[int, str]],
 ) -> Split:
     codes, place = np.unique(labels, return_inverse=True)
-    cost = np.bincount(place, weights=by_call(facts, charges.amount)[calls], minlength=len(codes))
-    count = np.bincount(place, weights=ended_inside(facts)[calls], minlength=len(codes))
+
+    def by_label(amounts: Ints | Flags) -> Floats:
+        sums: Floats = np.bincount(place, weights=amounts[calls], minlength=len(codes)).astype(np.float64)
+        return sums
+
+    cost = by_label(by_call(facts, charges.amount))
+    count = by_label(ended_inside(facts))
+    unpriced = by_label(without_price(facts, charges))
     order = np.lexsort((codes, -count, -cost))
     shown = order[:TOP]
     names = name(codes[shown].astype(np.int64))
@@ -133,7 +152,8 @@ def _split(
 
     def row(title: str, chosen: Ints) -> Row:
         sum_ = float(cost[chosen].sum())
-        return Row(title, int(count[chosen].sum()), sum_ / NANO, sum_ / total if total else 0.0)
+        share = sum_ / total if total else 0.0
+        return Row(title, int(count[chosen].sum()), sum_ / NANO, share, int(unpriced[chosen].sum()))
 
     rows = [row(names[int(codes[one])], np.array([one])) for one in shown]
     rest = order[TOP:]
@@ -146,8 +166,7 @@ def per_call(facts: Facts, charges: Charges) -> PerCall:
     """What a call costs by itself: idle time and overhead are nobody's."""
     calls, attempts = facts.calls, facts.attempts
     tried = np.bincount(attempts.call, minlength=len(calls.key)) > 0
-    unpriced = by_call(facts, (~charges.priced).astype(np.int64)) > 0
-    whole = ended_inside(facts) & (calls.arrived >= facts.start) & tried & ~unpriced
+    whole = ended_inside(facts) & (calls.arrived >= facts.start) & tried & ~without_price(facts, charges)
     cost = by_call(facts, charges.amount)[whole]
     counted = (
         whole[attempts.call]

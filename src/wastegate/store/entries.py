@@ -33,21 +33,24 @@ class Ledger:
             raise FileNotFoundError(
                 f"there is no ledger at {path}: `wastegate up` writes one; --ledger names another place"
             )
-        if create:
-            path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(
                 path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
             )
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"cannot open the ledger {path}: {error}") from error
+        try:
             self._db.execute("PRAGMA journal_mode = WAL")
             # FULL: a journal segment is deleted once its entries are here, so here must mean on the disk.
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA journal_size_limit = 67108864")
-            self._db.execute("PRAGMA mmap_size = 0")
             migrate(self._db, str(path))
-        except LedgerError:
-            raise
         except sqlite3.Error as error:
+            self._db.close()
+            if isinstance(error, LedgerError):
+                raise
             raise LedgerError(f"cannot open the ledger {path}: {error}") from error
         self._labels: dict[str, int] = {}
 
@@ -144,5 +147,6 @@ class _Transaction:
                 failure = refused
         if failure is not None and self._db.in_transaction:
             self._db.execute("ROLLBACK")
-        if isinstance(failure, sqlite3.Error):
+        # The last two: a value that SQLite cannot hold. A background writer must hear of it as of any other.
+        if isinstance(failure, sqlite3.Error | OverflowError | UnicodeError):
             raise LedgerError(f"the ledger {self._path} failed: {failure}") from failure
