@@ -246,7 +246,7 @@ def _forwarded(headers: list[tuple[bytes, bytes]]) -> bytes:
     dropped = _DROPPED
     for name, value in headers:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            dropped = _DROPPED | {token.strip() for token in value.lower().split(b",")}
+            dropped = dropped | {token.strip() for token in value.lower().split(b",")}
     return b"".join(
         [b"%s: %s\r\n" % (name, value) for name, value in headers if name not in dropped and not name.startswith(_OURS)]
     )

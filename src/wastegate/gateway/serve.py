@@ -161,18 +161,20 @@ class ClientConnection(asyncio.Protocol):
         self.since = self._gate.hub.now()
 
     def on_url(self, url: bytes) -> None:
-        if self._incoming is not None:
+        if self._incoming is not None and self._fits(self._incoming, len(url)):
             self._incoming.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         incoming = self._incoming
-        if incoming is None:
-            return
-        incoming.header_bytes += len(name) + len(value) + 4
-        if incoming.header_bytes > self._gate.limits.header_bytes:
-            self._reject(431, f"the headers exceed {self._gate.limits.header_bytes} bytes", "headers_too_large")
-            return
-        incoming.headers.append((name.lower(), value))
+        if incoming is not None and self._fits(incoming, len(name) + len(value) + 4):
+            incoming.headers.append((name.lower(), value))
+
+    def _fits(self, incoming: Incoming, more: int) -> bool:
+        incoming.header_bytes += more
+        if incoming.header_bytes <= self._gate.limits.header_bytes:
+            return True
+        self._reject(431, f"the headers exceed {self._gate.limits.header_bytes} bytes", "headers_too_large")
+        return False
 
     def on_headers_complete(self) -> None:
         incoming = self._incoming
@@ -273,10 +275,14 @@ class ClientConnection(asyncio.Protocol):
             lines.append(b"transfer-encoding: chunked\r\n")
         else:
             self._keep = False  # HTTP/1.0 ends an answer of unknown length by closing
-        if not self._keep or self._gate.draining:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
+        lines += [self._connection_line(), b"\r\n"]
         self._head = b"".join(lines)
+
+    def _connection_line(self) -> bytes:
+        """What becomes of the connection, where the client cannot know it by its HTTP version."""
+        if not self._keep or self._gate.draining:
+            return b"connection: close\r\n"
+        return b"connection: keep-alive\r\n" if self._http_10 else b""
 
     def write(self, data: bytes) -> None:
         """Body bytes, as they come."""
@@ -322,7 +328,6 @@ class ClientConnection(asyncio.Protocol):
     def respond(self, status: int, content_type: bytes, body: bytes, extra: bytes = b"") -> None:
         """An answer of our own."""
         if self._transport is not None and not self._closing:
-            close = b"" if self._keep and not self._gate.draining else b"connection: close\r\n"
             self._transport.write(
                 b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s%s%s\r\n%s"
                 % (
@@ -332,7 +337,7 @@ class ClientConnection(asyncio.Protocol):
                     len(body),
                     self._request_id,
                     extra,
-                    close,
+                    self._connection_line(),
                     b"" if self._bodiless else body,
                 )
             )
