@@ -62,7 +62,7 @@ def _up_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         description="Run the gateway in front of the replicas that wastegate.toml names; where it names none, start "
         "local ones on this machine's CPU. Any OpenAI client can use it. Every call is written to the ledger that "
         "`wastegate audit` reads. Prints 'ready URL admin URL' once it listens; on Ctrl-C or SIGTERM it takes no more "
-        "calls, lets streams finish, and stops what it started.",
+        "calls, lets streams finish, and stops what it started. On SIGHUP it reads its configuration anew.",
         epilog="examples:\n"
         "  wastegate up                                   two local replicas of the small model, on port 8080\n"
         "  wastegate up --config prod.toml                your replicas, prices, routes and timers\n"
@@ -91,21 +91,23 @@ def _up(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    try:
-        here = site.load(
-            arguments.config,
-            listen=arguments.listen,
-            admin=arguments.admin,
-            data=arguments.data,
-            workers=arguments.workers,
+
+    def load(path: Path | None, again: bool = False) -> site.Site:
+        given = arguments
+        return site.load(
+            path, listen=given.listen, admin=given.admin, data=given.data, workers=given.workers, again=again
         )
+
+    try:
+        here = load(arguments.config)
     except site.ConfigError as error:
         print(f"wastegate up: {error}", file=sys.stderr)
         return 2
     if arguments.check:
         print(f"{here.source or 'defaults'}: ok; {len(here.gateway.replicas) or here.gateway.local.replicas} replicas")
         return 0
-    return app.run(here.gateway)
+    source = Path(here.source) if here.source else arguments.config
+    return app.run(here.gateway, lambda: load(source, again=True).gateway)
 
 
 def _engine(arguments: argparse.Namespace) -> int:

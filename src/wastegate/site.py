@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+import hashlib
 import os
 import re
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,10 +20,15 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, config, control, probe, recorder
+from wastegate.gateway import children, config, control, probe, recorder, tls
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
-from wastegate.gateway.upstream import Origin, UrlError
+from wastegate.gateway.upstream import Access, Origin, UrlError
+from wastegate.places import Lines, UnknownKeyError, check_names, explain
+
+_QUIET_SECONDS = 0.25
+"""A file that was written to less long ago may be half of what its editor means to save."""
+_PATIENCE_SECONDS = 3.0
 
 
 class ConfigError(ValueError):
@@ -34,6 +39,9 @@ class _Gateway(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:8080"
     data: str = ""
     workers: int = 1
+    tls_cert: str = ""
+    tls_key: str = ""
+    api_keys_env: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= 64:
@@ -48,6 +56,8 @@ class _Replica(Struct, frozen=True, forbid_unknown_fields=True):
     price_per_hour: float | None = None
     accelerator: str = ""
     cap: int | None = None
+    ca_file: str = ""
+    api_key_env: str = ""
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,41 +125,75 @@ def load(
     admin: str | None = None,
     data: Path | None = None,
     workers: int | None = None,
+    again: bool = False,
 ) -> Site:
     """Read the configuration: ``path``, else $WASTEGATE_CONFIG, else ./wastegate.toml, else the defaults.
 
-    The other arguments go over what the file says. Raises ConfigError where a named file is missing, or anything in
-    it is wrong.
+    The other arguments go over what the file says. ``again``: somebody runs by an earlier state of the file, so one
+    that is being saved at this moment is waited for, some seconds at most, and an empty one is no configuration.
+    Raises ConfigError where a named file is missing, or anything in it is wrong.
     """
     if path is None and os.environ.get("WASTEGATE_CONFIG"):
         path = Path(os.environ["WASTEGATE_CONFIG"])
     if path is None and Path("wastegate.toml").is_file():
         path = Path("wastegate.toml")
-    text = ""
-    if path is not None:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
     over = {"listen": listen, "data": str(data) if data is not None else None, "workers": workers}
-    return parse(text, str(path) if path is not None else "", over, admin)
+    if path is None:
+        return parse("", "", over, admin)
+    try:
+        written = _settled(path) if again else path.read_bytes()
+        text = written.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
+    if again and not text.strip():
+        raise ConfigError(f"{path}: is empty; write at least [gateway] if all defaults are what you want")
+    site = parse(text, str(path), over, admin)
+    return replace(site, gateway=replace(site.gateway, sha256=hashlib.sha256(written).hexdigest()))
 
 
-def parse(text: str, name: str, over: Mapping[str, object] | None = None, admin: str | None = None) -> Site:
-    """The same from the text of a file called ``name``."""
+def _settled(path: Path) -> bytes:
+    """The file once nobody writes to it. Raises OSError, or ConfigError where it does not come to rest."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            before = path.stat()
+            written = path.read_bytes()
+            after = path.stat()
+            if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size) and not (
+                0 <= time.time() - after.st_mtime < _QUIET_SECONDS
+            ):
+                return written
+        except FileNotFoundError:  # some editors move the old file away before they write the new one
+            if time.monotonic() > deadline - _PATIENCE_SECONDS + 2 * _QUIET_SECONDS:
+                raise
+        if time.monotonic() > deadline:
+            raise ConfigError(f"{path}: is still being written to; reload once it is saved")
+        time.sleep(_QUIET_SECONDS / 5)
+
+
+def parse(
+    text: str,
+    name: str,
+    over: Mapping[str, object] | None = None,
+    admin: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Site:
+    """The same from the text of a file called ``name``. ``environ``: where secrets are looked up, if not in the
+    process's own environment."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: {error}") from None
-    where = _Lines(text, name)
-    _check_names(raw, _File, (), where)
+    where = Lines(text, name)
     try:
-        file = msgspec.convert(raw, _File, strict=True)
+        check_names(raw, _File, (), where)
+        file = msgspec.convert(_with_timers(raw), _File, strict=True)
+    except UnknownKeyError as error:
+        raise ConfigError(str(error)) from None
     except msgspec.ValidationError as error:
-        message, _, at = str(error).partition(" - at `$")
-        raise ConfigError(f"{where.of(_path(at))}: {message[:1].lower() + message[1:]}{_named(at)}") from None
+        raise ConfigError(explain(error, where)) from None
     given = {key: value for key, value in (over or {}).items() if value is not None}
     try:
         file = replace(file, gateway=replace(file.gateway, **given))
@@ -158,24 +202,34 @@ def parse(text: str, name: str, over: Mapping[str, object] | None = None, admin:
     if admin is not None:
         file = replace(file, admin=replace(file.admin, listen=admin))
     try:
-        return _site(file, name)
+        return _site(file, name, _Secrets(os.environ if environ is None else environ, where))
     except ConfigError:
         raise
     except (ValueError, config.StartError) as error:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _site(file: _File, name: str) -> Site:
+def _with_timers(raw: dict[str, Any]) -> dict[str, Any]:
+    """A route's timers are those of [timers], but for the ones that it sets itself."""
+    common = raw.get("timers", {})
+    for route in raw.get("routes", []):
+        if isinstance(route, dict) and isinstance(common, dict) and isinstance(route.get("timers", {}), dict):
+            route["timers"] = {**common, **route.get("timers", {})}
+    return raw
+
+
+def _site(file: _File, name: str, secrets: _Secrets) -> Site:
     data = Path(file.gateway.data).expanduser() if file.gateway.data else data_dir()
     config.address(file.gateway.listen)
-    host, _ = config.address(file.admin.listen)
-    if host not in ("127.0.0.1", "::1", "localhost") and not file.admin.token:
-        raise ConfigError(f"{name}: [admin] listens on {host}, which others can reach: set a token for it")
+    files = tls.Files(_home(file.gateway.tls_cert), _home(file.gateway.tls_key))
+    if files.on:
+        files = replace(files, sha256=tls.load(files).sha256)
+    access = dict(_access(file.replicas, secrets))
     gateway = config.Config(
         data=data,
         listen=file.gateway.listen,
         workers=file.gateway.workers,
-        control=file.admin,
+        control=_control(file.admin, name, secrets),
         limits=file.limits,
         timers=file.timers,
         rules=file.retry,
@@ -184,21 +238,96 @@ def _site(file: _File, name: str) -> Site:
         probe=file.probe,
         ledger=file.ledger,
         routes=file.routes,
-        replicas=tuple(_replicas(file.replicas, name)),
+        replicas=tuple(_replicas(file.replicas, name, access)),
         local=file.local,
+        tls=files,
+        api_keys=secrets.listed(file.gateway.api_keys_env, ("gateway", "api_keys_env")),
+        api_keys_env=file.gateway.api_keys_env,
+        access=access,
+        source=name,
     )
     return Site(gateway, data, cache_dir(), name)
 
 
-def _replicas(rows: tuple[_Replica, ...], file: str) -> Iterator[Replica]:
+def _home(path: str) -> str:
+    return str(Path(path).expanduser()) if path else ""
+
+
+def _control(admin: control.Config, name: str, secrets: _Secrets) -> control.Config:
+    if admin.token and admin.token_env:
+        raise ConfigError(f"{name}: [admin] has both token and token_env: keep one, better token_env")
+    token = admin.token or secrets.one(admin.token_env, ("admin", "token_env"))
+    host, _ = config.address(admin.listen)
+    if not config.is_local(host) and not token:
+        raise ConfigError(f"{name}: [admin] listens on {host}, which others can reach: set token_env or token for it")
+    return replace(admin, token=token)
+
+
+class _Secrets:
+    """Looks up what a setting only names. What it finds, or is given by mistake, is repeated in no message."""
+
+    def __init__(self, environ: Mapping[str, str], where: Lines) -> None:
+        self._environ = environ
+        self._where = where
+
+    def where(self, setting: tuple[str | int, ...]) -> str:
+        """File and line."""
+        return self._where.of(setting)
+
+    def one(self, name: str, setting: tuple[str | int, ...]) -> str:
+        """The variable's value; empty where none is named. Raises ConfigError."""
+        if not name:
+            return ""
+        value = self._environ.get(name, "").strip()
+        if not value:
+            # Somebody may have written the secret itself here: only what looks like a name is repeated.
+            said = f"${name}, which" if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else "an environment variable that"
+            raise ConfigError(
+                f"{self.where(setting)}: {setting[-1]} names {said} is not set: it takes a variable's name, not the "
+                "secret itself, and the variable must be set before wastegate starts"
+            )
+        return value
+
+    def listed(self, name: str, setting: tuple[str | int, ...]) -> tuple[str, ...]:
+        """The values between its commas. Raises ConfigError."""
+        values = tuple(value.strip() for value in self.one(name, setting).split(",") if value.strip())
+        if name and not values:
+            raise ConfigError(f"{self.where(setting)}: ${name} holds no key, only commas")
+        if not all(re.fullmatch(r"[\x21-\x7e]+", value) for value in values):
+            problem = f"a key in ${name} holds blanks or signs that no header can carry"
+            raise ConfigError(f"{self.where(setting)}: {problem}")
+        return values
+
+
+def _access(rows: tuple[_Replica, ...], secrets: _Secrets) -> Iterator[tuple[str, Access]]:
+    for number, row in enumerate(rows):
+        authorities = ""
+        ca_file = _home(row.ca_file)
+        if ca_file:
+            try:
+                authorities = Path(ca_file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                where = secrets.where(("replicas", number, "ca_file"))
+                why = error.strerror if isinstance(error, OSError) else "not PEM"
+                raise ConfigError(f"{where}: ca_file {ca_file} cannot be read ({why})") from None
+        key = secrets.one(row.api_key_env, ("replicas", number, "api_key_env"))
+        if key or ca_file:
+            yield _name(row, number), Access(key, row.api_key_env, ca_file, authorities)
+
+
+def _name(row: _Replica, number: int) -> str:
+    return row.name or f"replica-{number + 1}"
+
+
+def _replicas(rows: tuple[_Replica, ...], file: str, access: Mapping[str, Access]) -> Iterator[Replica]:
     taken: set[str] = set()
-    for number, row in enumerate(rows, 1):
-        name = row.name or f"replica-{number}"
+    for number, row in enumerate(rows):
+        name = _name(row, number)
         if name in taken:
             raise ConfigError(f"{file}: two replicas are called {name!r}: give each a name of its own")
         taken.add(name)
         try:
-            Origin(row.url)
+            Origin(row.url, access.get(name))
             price = row.price_per_hour if row.price_per_hour is not None else _catalogue_price(row.accelerator)
         except (UrlError, PriceError) as error:
             raise ConfigError(f"{file}: replica {name!r}: {error}") from None
@@ -208,79 +337,3 @@ def _replicas(rows: tuple[_Replica, ...], file: str) -> Iterator[Replica]:
 def _catalogue_price(accelerator: str) -> float:
     """US dollars an hour; 0 where no accelerator is named: the audit then shows the replica as unpriced."""
     return find_price(accelerator) if accelerator else 0.0
-
-
-# ---- errors that say where
-
-
-class _Lines:
-    """Finds the line on which a key stands."""
-
-    def __init__(self, text: str, name: str) -> None:
-        self._name = name
-        self._lines: dict[tuple[str | int, ...], int] = {}
-        table: tuple[str | int, ...] = ()
-        counts: dict[tuple[str, ...], int] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            if header := re.match(r"\s*\[\[([^\]]+)\]\]", line):
-                names = _split(header[1])
-                counts[names] = counts.get(names, -1) + 1
-                table = (*names, counts[names])
-                self._lines.setdefault(table, number)
-            elif header := re.match(r"\s*\[([^\]]+)\]", line):
-                table = _split(header[1])
-                self._lines.setdefault(table, number)
-            elif key := re.match(r"\s*([A-Za-z0-9_\-\".]+)\s*=", line):
-                self._lines.setdefault((*table, *_split(key[1])), number)
-
-    def of(self, path: tuple[str | int, ...]) -> str:
-        """``file:line`` of the key, or of the nearest table around it."""
-        while path and path not in self._lines:
-            path = path[:-1]
-        return f"{self._name}:{self._lines[path]}" if path else self._name
-
-
-def _split(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip('"') for part in dotted.split("."))
-
-
-def _path(at: str) -> tuple[str | int, ...]:
-    """``.replicas[1].url`` as msgspec writes it, taken apart."""
-    parts = re.findall(r"\.([A-Za-z0-9_\-]+)|\[(\d+)\]", at)
-    return tuple(name or int(index) for name, index in parts)
-
-
-def _named(at: str) -> str:
-    path = at.rstrip("`").lstrip(".")
-    return f" (at {path})" if path else ""
-
-
-def _check_names(raw: Any, kind: Any, path: tuple[str | int, ...], where: _Lines) -> None:
-    """Raise ConfigError at the first key that ``kind`` does not have, with the nearest one that it has."""
-    struct = _struct(kind)
-    if struct is None:
-        return
-    if isinstance(raw, list):
-        for index, item in enumerate(raw):
-            _check_names(item, struct, (*path, index), where)
-        return
-    if not isinstance(raw, Mapping):
-        return  # of the wrong type: the conversion says so
-    hints = get_type_hints(struct)
-    for key, value in raw.items():
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"valid here: {', '.join(sorted(hints))}"
-            inside = ".".join(str(part) for part in path)
-            place = f" in [{inside}]" if inside else ""
-            raise ConfigError(f"{where.of((*path, key))}: unknown key {key!r}{place}; {hint}")
-        _check_names(value, hints[key], (*path, key), where)
-
-
-def _struct(kind: Any) -> type[Struct] | None:
-    """The Struct inside a type such as ``tuple[Route, ...]`` or ``Timers | None``."""
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        return kind
-    if get_origin(kind) in (tuple, list, Union, UnionType):
-        return next((s for s in map(_struct, get_args(kind)) if s is not None), None)
-    return None

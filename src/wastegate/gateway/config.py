@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +13,8 @@ from wastegate.core.world import Breaker, RetryBudget
 from wastegate.gateway import children, control, probe, recorder
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
+from wastegate.gateway.tls import Files
+from wastegate.gateway.upstream import Access
 
 
 class StartError(Exception):
@@ -35,6 +38,16 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[Route, ...] = ()
     replicas: tuple[Replica, ...] = ()
     local: children.Config = children.Config()
+    tls: Files = Files()
+    api_keys: tuple[str, ...] = ()
+    """What clients must send one of; empty: anybody may call."""
+    api_keys_env: str = ""
+    access: dict[str, Access] = {}
+    """By the replica's name."""
+    source: str = ""
+    """The file that all this was read from; empty: from none."""
+    sha256: str = ""
+    """Of that file's bytes."""
 
     @property
     def journal_path(self) -> Path:
@@ -53,6 +66,17 @@ def address(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def url(host: str, port: int) -> str:
+def is_local(host: str) -> bool:
+    """Only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def url(host: str, port: int, tls: bool = False) -> str:
     """The address as clients write it."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

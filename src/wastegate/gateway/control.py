@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 from msgspec import Struct
 
 from wastegate.core.world import World
+from wastegate.gateway.roster import Roster
 from wastegate.gateway.tally import Report, exposition
+
+if TYPE_CHECKING:
+    from wastegate.gateway.reload import Reloader
+
+log = logging.getLogger(__name__)
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,24 +27,28 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str = "127.0.0.1:8081"
     token: str = ""
     """Asked for as ``Authorization: Bearer …`` on all paths but ``/health``."""
+    token_env: str = ""
+    """The environment variable that holds it."""
 
 
 class Control:
-    """Serves ``/health``, ``/metrics`` and ``/admin/state``."""
+    """Serves ``/health``, ``/metrics`` and, below ``/admin``, state, configuration, reload and drain."""
 
     def __init__(
         self,
         world: World,
         now: Callable[[], float],
         report: Callable[[], Report],
-        config: Config,
+        roster: Roster,
+        reloader: Reloader,
         host: str,
         port: int,
     ) -> None:
         self._world = world
         self._now = now
         self._report = report
-        self._config = config
+        self._roster = roster
+        self._reloader = reloader
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -47,6 +59,10 @@ class Control:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/admin/state", self._state)
+        app.router.add_get("/admin/config", self._config)
+        app.router.add_post("/admin/reload", self._reload)
+        app.router.add_post("/admin/replicas/{name:.+}/drain", self._drain)
+        app.router.add_post("/admin/replicas/{name:.+}/undrain", self._undrain)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
@@ -60,18 +76,23 @@ class Control:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: object) -> web.StreamResponse:
-        token = self._config.token
+        token = self._reloader.config.control.token
         if token and request.path != "/health":
             given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                return web.json_response({"error": "the admin token is missing or wrong"}, status=401)
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {token}".encode()):
+                text = "the admin token is missing or wrong: send 'Authorization: Bearer …' with it"
+                return _json({"error": text}, 401)
+        elif request.method == "POST" and "origin" in request.headers:
+            # Any page in a browser on this machine could send this.
+            text = "a browser may not do this while no admin token is set: set [admin] token_env"
+            return _json({"error": text}, 403)
         return await handler(request)  # type: ignore[operator, no-any-return]
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
+        return _json({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = exposition(self._report(), self._world.states)
+        text = exposition(self._report(), self._world.states) + self._reloader.exposition()
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def _state(self, request: web.Request) -> web.Response:
@@ -82,6 +103,7 @@ class Control:
             "waiting": report.waiting,
             "unrecorded": report.unrecorded,
             "journal": report.failing or "ok",
+            "config": self._reloader.state(),
             "replicas": [
                 {
                     "name": s.replica.name,
@@ -89,6 +111,7 @@ class Control:
                     "engine": s.replica.engine,
                     "models": s.replica.models,
                     "state": s.state,
+                    "drained": self._roster.drained(s.replica.name),
                     "breaker": s.breaker,
                     "in_flight": s.in_flight,
                     "resting_s": max(0.0, s.resting_until - now),
@@ -97,4 +120,34 @@ class Control:
                 for s in self._world.seen(now)
             ],
         }
-        return web.Response(body=msgspec.json.encode(state), content_type="application/json")
+        return _json(state)
+
+    async def _config(self, request: web.Request) -> web.Response:
+        return _json(self._reloader.shown())
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        try:
+            return _json(await self._reloader.reload())
+        except ValueError as error:
+            return _json({"error": str(error)}, 422)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return self._operate(request.match_info["name"], self._roster.drain)
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return self._operate(request.match_info["name"], self._roster.undrain)
+
+    def _operate(self, name: str, action: Callable[[str], None]) -> web.Response:
+        try:
+            action(name)
+        except KeyError:
+            names = ", ".join(state.replica.name for state in self._world.states)
+            return _json({"error": f"there is no replica {name!r}; there are: {names}"}, 404)
+        found = next(state for state in self._world.states if state.replica.name == name)
+        drained = self._roster.drained(name)
+        log.info("replica %s was %s by hand; it is %s", name, "drained" if drained else "undrained", found.state)
+        return _json({"name": name, "state": found.state, "drained": drained, "in_flight": found.in_flight})
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

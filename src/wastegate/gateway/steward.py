@@ -4,16 +4,18 @@ one steward, however many processes serve clients."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from wastegate.core.fleet import Replica
 from wastegate.core.world import World
 from wastegate.gateway import children, control, probe
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.recorder import Recorder
+from wastegate.gateway.reload import Ready, Reloader, prepare_first
 from wastegate.gateway.roster import Roster
 from wastegate.gateway.tally import Report
 
-_BEAT_SECONDS = 5.0
+_BEAT_SECONDS = 5
 _CHILD_SECONDS = 15.0
 
 
@@ -27,8 +29,10 @@ class Steward:
         now: Callable[[], float],
         report: Callable[[], Report],
         changed: Callable[[], None],
+        reloader: Reloader | None = None,
     ) -> None:
         self._config = config
+        reloader = reloader or Reloader(config)
         self._book = book
         self.world = World(config.breaker, config.budget)
         self.roster = Roster(self.world, now, book.save_spans, changed)
@@ -36,7 +40,7 @@ class Steward:
         logs = config.data / "logs"
         self._local = None if config.replicas else children.Children(config.local, self.roster, self._prober, logs)
         host, port = address(config.control.listen)
-        self._control = control.Control(self.world, now, report, config.control, host, port)
+        self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
         self._host = host
         self._beater: asyncio.Task[None] | None = None
         self.admin_url = ""
@@ -55,17 +59,37 @@ class Steward:
         await self._prober.start()
         if self._local is not None:
             self._local.start()
-        else:
-            self.roster.set(self._config.replicas)
-            for replica in self._config.replicas:
-                self._prober.watch(replica)
+        self._watch({}, prepare_first(self._config))
         self._beater = asyncio.ensure_future(self._beat())
 
+    def take(self, ready: Ready) -> None:
+        """Keep the fleet by another configuration from now on."""
+        known = {replica.name: replica for replica in self._config.replicas}
+        self._config = ready.config
+        self.world.set_rules(ready.config.breaker, ready.config.budget)
+        self._prober.config = ready.config.probe
+        self._watch(known, ready)
+
+    def _watch(self, known: Mapping[str, Replica], ready: Ready) -> None:
+        """Replicas that are new or changed are watched anew, those that are gone no more."""
+        self._prober.origins = ready.origins
+        if self._local is not None:
+            return  # they come and go by themselves
+        replicas = ready.config.replicas
+        self.roster.change(replicas)
+        for name in known.keys() - {replica.name for replica in replicas}:
+            self._prober.forget(name)
+        for replica in replicas:
+            if known.get(replica.name) != replica:
+                self._prober.watch(replica)
+
     async def _beat(self) -> None:
-        """Note that the replicas last: a killed gateway's spans end when they were last seen."""
+        """Note that the replicas last: a killed gateway's spans end when they were last seen. Those that leave go."""
         while True:
             self.roster.beat()
-            await asyncio.sleep(_BEAT_SECONDS)
+            for _ in range(_BEAT_SECONDS):
+                await asyncio.sleep(1.0)
+                self.roster.settle()
 
     async def stop(self) -> None:
         """After the last call: stop what was started, close every span."""

@@ -23,6 +23,8 @@ class Files(Struct, frozen=True):
 
     cert: str = ""
     key: str = ""
+    sha256: str = ""
+    """Of what they held when they were read, so that a renewed certificate shows."""
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):

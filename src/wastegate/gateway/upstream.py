@@ -78,12 +78,12 @@ class Origin:
         return self.authorization + b"".join([line + b"\r\n" for line in lines])
 
 
-def origin_of(url: str, known: Origin | None) -> Origin:
-    """What is ``known`` of a replica, unless it listens elsewhere by now: then it is reached without any access.
+def origin_of(url: str, *known: Origin | None) -> Origin:
+    """The first that is ``known`` to be at this address; else a plain one.
 
     Making an origin may read the system's certificates, so one that is known is not made anew.
     """
-    return known if known is not None and known.url == url else Origin(url)
+    return next((origin for origin in known if origin is not None and origin.url == url), None) or Origin(url)
 
 
 def _bearer(access: Access) -> bytes:

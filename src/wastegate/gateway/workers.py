@@ -22,6 +22,7 @@ from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.coordination import BEAT_SECONDS, Coordinator, Link
 from wastegate.gateway.front import Front, open_book
 from wastegate.gateway.hub import Clock
+from wastegate.gateway.reload import Follower, Reloader, pack
 from wastegate.gateway.steward import Steward
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,9 @@ _spawn = multiprocessing.get_context("spawn")  # a fork would copy the chief's t
 class Chief:
     """Keeps the world; its workers serve."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
         self._config = config
+        self._reloader = Reloader(config, load)
         self._stop = asyncio.Event()
         self._stopping = False
         self.url = ""
@@ -49,12 +51,19 @@ class Chief:
         """Begin to shut down; ``run`` returns when it is done."""
         self._stop.set()
 
+    def reload(self) -> None:
+        """Read the configuration anew, soon."""
+        self._reloader.wish()
+
     async def run(self, started: Callable[[], object]) -> None:
         """Serve until ``stop``. ``started`` is called once every worker takes clients. Raises StartError."""
         now = Clock().now
         book = open_book(self._config, "chief", now)
-        steward = Steward(self._config, book, now, lambda: coordinator.report(), lambda: coordinator.changed())
+        steward = Steward(
+            self._config, book, now, lambda: coordinator.report(), lambda: coordinator.changed(), self._reloader
+        )
         coordinator = Coordinator(steward.world, now)
+        self._reloader.parts = (lambda ready: coordinator.order("config", pack(ready.config)), steward.take)
         # Only this user may enter the folder, so only this user's processes can reach the socket in it.
         with tempfile.TemporaryDirectory(prefix="wastegate-") as folder, self._reserve() as reserved:
             meeting = Path(folder) / "claims"
@@ -73,8 +82,9 @@ class Chief:
                 started()
                 await self._stop.wait()
                 self._stopping = True
+                self._reloader.stop()
                 coordinator.order("drain")
-                await asyncio.wait(keepers, timeout=self._config.limits.drain_seconds + _KILL_AFTER)
+                await asyncio.wait(keepers, timeout=self._reloader.config.limits.drain_seconds + _KILL_AFTER)
             finally:
                 self._stopping = True
                 for keeper in keepers:
@@ -113,7 +123,7 @@ class Chief:
         while not self._stopping:
             started = loop.time()
             process = _spawn.Process(
-                target=work, args=(self._config, number, str(meeting), port), name=f"wastegate-worker-{number}"
+                target=work, args=(self._reloader.config, number, str(meeting), port), name=f"wastegate-worker-{number}"
             )
             process.start()
             try:
@@ -157,7 +167,8 @@ def _listen_unix(path: Path) -> socket.socket:
 def work(config: Config, number: int, meeting: str, port: int) -> None:
     """A worker's whole life."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s worker {number}: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the chief gives the order
+    for number in (signal.SIGINT, signal.SIGHUP):  # these reach the whole group: the chief gives the order
+        signal.signal(number, signal.SIG_IGN)
     try:
         uvloop.run(_work(config, number, Path(meeting), port))
     except (StartError, OSError, TimeoutError) as error:
@@ -173,11 +184,14 @@ async def _work(config: Config, number: int, meeting: Path, port: int) -> None:
     def ordered(what: str, body: bytes) -> None:
         if what in ("drain", "gone"):  # without its coordinator a worker finishes what it has, and ends
             stop.set()
+        elif what == "config":
+            follower.told(body)
 
     book = open_book(config, f"worker{number}", now)
     mirror = Mirror()
     front = Front(config, mirror, book, now)
     hub = front.hub
+    follower = Follower(front.take)
     link = hub.link = Link(mirror, config.workers, now, ordered)
     try:
         await link.connect(meeting, number, lambda: hub.connect(state.replica for state in mirror.states))
