@@ -144,7 +144,8 @@ def one_repeat(
             except MissingError as reason:
                 screen.print(f"[yellow]left out: {peer.name}: {reason}", highlight=False)
                 if peer.name == OURS.name:
-                    raise SystemExit("bar: fail wastegate itself did not start") from None
+                    print("bar: fail: wastegate itself did not start")
+                    raise SystemExit(1) from None
                 chosen.remove(peer)
                 if running and running[-1].peer is peer:
                     running.pop().stop()

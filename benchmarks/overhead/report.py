@@ -39,7 +39,7 @@ def report(
     if nothing:
         named = f"nothing of {ours} was measured undisturbed"
     note = " (quick: no interval)" if quick else " (part of the bars)" if part else ""
-    print(f"bar: {'fail' if failed or nothing else 'pass'}{note} {named}")
+    print(f"bar: {'fail' if failed or nothing else 'pass'}{note}: {named}")
     return 1 if failed or nothing else 0
 
 
