@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from wastegate.gateway import control, probe
 from wastegate.gateway.app import Gateway
 from wastegate.gateway.config import Config
 from wastegate.gateway.hub import Hub
+from wastegate.gateway.serve import ClientConnection
 from wastegate.store.entries import Ledger
 
 CHAT = "/v1/chat/completions"
@@ -75,14 +77,17 @@ class Wire:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, url: str, receive_buffer: int | None = None) -> Self:
-        host, _, port = url.removeprefix("http://").partition(":")
+    async def connect(
+        cls, url: str, receive_buffer: int | None = None, trust: ssl.SSLContext | None = None
+    ) -> Self:
+        host, _, port = url.partition("://")[2].partition(":")
         raw = socket.socket()
         if receive_buffer is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         raw.setblocking(False)
         await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
-        return cls(*await asyncio.open_connection(sock=raw))
+        named = {"ssl": trust, "server_hostname": "localhost"} if trust is not None else {}
+        return cls(*await asyncio.open_connection(sock=raw, **named))
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -164,11 +169,13 @@ class Wire:
 class Running:
     """The gateway while it runs."""
 
-    def __init__(self, gateway: Gateway, data: Path) -> None:
-        assert gateway.hub is not None
+    def __init__(self, gateway: Gateway, data: Path, trust: ssl.SSLContext | None = None) -> None:
+        assert gateway.front is not None
         self.gateway = gateway
-        self.hub: Hub = gateway.hub
+        self.hub: Hub = gateway.front.hub
         self.data = data
+        self.trust = trust
+        """Whom its clients trust, where it speaks TLS."""
         self.entries: list[Entry] = []
         """Every call that was written down, in that order."""
         self._news = asyncio.Event()
@@ -187,11 +194,17 @@ class Running:
         return self.hub.world
 
     @property
+    def connections(self) -> set[ClientConnection]:
+        """The clients that are connected."""
+        assert self.gateway.front is not None
+        return self.gateway.front.gate.connections
+
+    @property
     def url(self) -> str:
         return self.gateway.url
 
     async def connect(self, receive_buffer: int | None = None) -> Wire:
-        return await Wire.connect(self.url, receive_buffer)
+        return await Wire.connect(self.url, receive_buffer, self.trust)
 
     async def post(self, body: bytes, path: str = CHAT, headers: Mapping[str, str] | None = None) -> Answer:
         """One call on a connection of its own."""
@@ -204,12 +217,12 @@ class Running:
             wire.send(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             return await wire.answer()
 
-    async def admin(self, path: str, token: str = "") -> tuple[int, bytes]:
+    async def admin(self, path: str, token: str = "", method: str = "GET") -> tuple[int, bytes]:
         """(status, body) from the operator's side."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         async with (
             aiohttp.ClientSession() as session,
-            session.get(self.gateway.admin_url + path, headers=headers) as got,
+            session.request(method, self.gateway.admin_url + path, headers=headers) as got,
         ):
             return got.status, await got.read()
 
@@ -250,9 +263,15 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    data: Path, *replicas: FakeReplica | Replica, ready: bool = True, **members: Any
+    data: Path,
+    *replicas: FakeReplica | Replica,
+    ready: bool = True,
+    load: Callable[[], Config] | None = None,
+    trust: ssl.SSLContext | None = None,
+    **members: Any,
 ) -> AsyncIterator[Running]:
-    """``members`` go over the configuration's defaults; ``ready`` waits until every replica takes calls."""
+    """``members`` go over the configuration's defaults; ``ready`` waits until every replica takes calls; ``load`` is
+    what a reload reads."""
     fleet = tuple(
         replica if isinstance(replica, Replica) else Replica(f"r{number}", replica.url)
         for number, replica in enumerate(replicas, 1)
@@ -262,7 +281,7 @@ async def running(
         "control": control.Config(listen="127.0.0.1:0"),
         "probe": probe.Config(every=0.1, timeout=1.0),
     }
-    gateway = Gateway(Config(data=data, replicas=fleet, **{**defaults, **members}))
+    gateway = Gateway(Config(data=data, replicas=fleet, **{**defaults, **members}), load)
     started = asyncio.Event()
     task = asyncio.create_task(gateway.run(started.set))
     first = asyncio.create_task(started.wait())
@@ -270,7 +289,7 @@ async def running(
     if task.done():
         first.cancel()
         task.result()
-    here = Running(gateway, data)
+    here = Running(gateway, data, trust)
     try:
         if ready:
             await here.ready(len(fleet))
