@@ -11,7 +11,7 @@ from wastegate.core.leases import Leases
 
 
 def test_a_lease_ends_once() -> None:
-    leases: Leases[str] = Leases(5.0)
+    leases: Leases[str, str] = Leases(5.0)
     number = leases.grant("w1", "a", 0.0)
     assert len(leases) == 1
     assert leases.end("w2", number) is None, "it is another's"
@@ -21,7 +21,7 @@ def test_a_lease_ends_once() -> None:
 
 
 def test_a_dead_owners_slots_come_back_at_once() -> None:
-    leases: Leases[str] = Leases(5.0)
+    leases: Leases[str, str] = Leases(5.0)
     leases.grant("w1", "a", 0.0)
     leases.grant("w1", "b", 0.0)
     leases.grant("w2", "a", 0.0)
@@ -31,7 +31,7 @@ def test_a_dead_owners_slots_come_back_at_once() -> None:
 
 
 def test_a_silent_owners_slots_expire_and_a_late_return_changes_nothing() -> None:
-    leases: Leases[str] = Leases(5.0)
+    leases: Leases[str, str] = Leases(5.0)
     number = leases.grant("w1", "a", 0.0)
     leases.grant("w2", "b", 4.0)
     assert leases.expired(5.0) == []
@@ -44,7 +44,7 @@ def test_a_silent_owners_slots_expire_and_a_late_return_changes_nothing() -> Non
 
 @given(st.lists(st.tuples(st.sampled_from(["grant", "end", "gone", "expire"]), st.sampled_from("xyz")), max_size=40))
 def test_every_granted_slot_comes_back_at_most_once(steps: list[tuple[str, str]]) -> None:
-    leases: Leases[str] = Leases(3.0)
+    leases: Leases[str, str] = Leases(3.0)
     granted, back = 0, 0
     numbers: dict[str, list[int]] = {"x": [], "y": [], "z": []}
     for now, (step, owner) in enumerate(steps):

@@ -6,15 +6,16 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Owner = TypeVar("Owner", bound=Hashable)
+Slot = TypeVar("Slot")
 
 
-class Leases(Generic[Owner]):
-    """Each lease is one slot of one replica. An owner that renews nothing for ``seconds`` loses all of its leases."""
+class Leases(Generic[Owner, Slot]):
+    """Each lease is one slot. An owner that renews nothing for ``seconds`` loses all of its leases."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._sequence = 0
-        self._held: dict[Owner, dict[int, str]] = {}
+        self._held: dict[Owner, dict[int, Slot]] = {}
         self._renewed: dict[Owner, float] = {}
 
     def __len__(self) -> int:
@@ -25,27 +26,27 @@ class Leases(Generic[Owner]):
         self._held.setdefault(owner, {})
         self._renewed[owner] = now
 
-    def grant(self, owner: Owner, replica: str, now: float) -> int:
+    def grant(self, owner: Owner, slot: Slot, now: float) -> int:
         """A new lease; its number is never given again."""
         self.renew(owner, now)
         self._sequence += 1
-        self._held[owner][self._sequence] = replica
+        self._held[owner][self._sequence] = slot
         return self._sequence
 
-    def end(self, owner: Owner, number: int) -> str | None:
-        """Give a slot back; its replica. None if the lease has expired already, or was never this owner's."""
+    def end(self, owner: Owner, number: int) -> Slot | None:
+        """Give a slot back. None if the lease has expired already, or was never this owner's."""
         return self._held.get(owner, {}).pop(number, None)
 
-    def gone(self, owner: Owner) -> list[str]:
-        """The owner is dead: the replicas whose slots it held, one for each lease."""
+    def gone(self, owner: Owner) -> list[Slot]:
+        """The owner is dead: the slots that it held."""
         self._renewed.pop(owner, None)
         return list(self._held.pop(owner, {}).values())
 
-    def expired(self, now: float) -> list[str]:
+    def expired(self, now: float) -> list[Slot]:
         """Take back what silent owners hold. They keep their place: what they renew later counts anew."""
-        replicas: list[str] = []
+        slots: list[Slot] = []
         for owner, renewed in self._renewed.items():
             if now - renewed > self._seconds:
-                replicas += self._held[owner].values()
+                slots += self._held[owner].values()
                 self._held[owner] = {}
-        return replicas
+        return slots

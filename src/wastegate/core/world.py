@@ -213,9 +213,9 @@ class World:
         self._shares = {}
 
     def load(self, name: str) -> int:
-        """Calls in flight on a replica; 0 where it is not in the fleet."""
+        """Calls in flight on a replica, whoever gave them; 0 where it is not in the fleet."""
         state = self._states.get(name)
-        return 0 if state is None else state.in_flight
+        return 0 if state is None else state.in_flight + self._elsewhere.get(name, 0)
 
     def released(self, reply: Reply, now: float) -> None:
         """An attempt has ended: give back its slot and remember how the replica did."""

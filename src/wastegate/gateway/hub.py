@@ -18,7 +18,7 @@ from wastegate.core.lifecycle import Lever
 from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules
 from wastegate.core.world import Mirror, Result, World
-from wastegate.gateway.coordination import Link
+from wastegate.gateway.claims import Slots
 from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.tally import Report, Tally
@@ -64,8 +64,8 @@ class Hub:
         self.levers = levers
         self._seed = seed
         self.tally = Tally()
-        self.link: Link | None = None
-        """Where claims are asked for, in a worker; without one this process keeps the world itself."""
+        self.link: Slots | None = None
+        """Where claims are asked for; without one this process alone keeps the world."""
         self.flights: set[Flight] = set()
         self.origins: dict[str, Origin] = {}
         """How replicas are reached that take more than an address."""

@@ -17,11 +17,14 @@ from pathlib import Path
 
 import uvloop
 
+from wastegate.core.shares import Share
 from wastegate.core.world import Mirror
+from wastegate.gateway.claims import Timing
 from wastegate.gateway.config import Config, StartError, address, url
-from wastegate.gateway.coordination import BEAT_SECONDS, Coordinator, Link
+from wastegate.gateway.coordination import Coordinator
 from wastegate.gateway.front import Front, open_book
 from wastegate.gateway.hub import Clock
+from wastegate.gateway.link import Link
 from wastegate.gateway.reload import Follower, Reloader, pack
 from wastegate.gateway.steward import Steward
 
@@ -39,11 +42,13 @@ _spawn = multiprocessing.get_context("spawn")  # a fork would copy the chief's t
 class Chief:
     """Keeps the world; its workers serve."""
 
-    def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config] | None = None, timing: Timing | None = None) -> None:
         self._config = config
+        self._timing = timing if timing is not None else Timing()
         self._reloader = Reloader(config, load)
         self._stop = asyncio.Event()
         self._stopping = False
+        self._processes: dict[int, multiprocessing.process.BaseProcess] = {}
         self.url = ""
         self.admin_url = ""
 
@@ -62,12 +67,13 @@ class Chief:
         steward = Steward(
             self._config, book, now, lambda: coordinator.report(), lambda: coordinator.changed(), self._reloader
         )
-        coordinator = Coordinator(steward.world, now)
+        coordinator = Coordinator(steward.world, now, self._timing)
         self._reloader.parts = (lambda ready: coordinator.order("config", pack(ready.config)), steward.take)
         # Only this user may enter the folder, so only this user's processes can reach the socket in it.
         with tempfile.TemporaryDirectory(prefix="wastegate-") as folder, self._reserve() as reserved:
             meeting = Path(folder) / "claims"
             keepers: list[asyncio.Task[None]] = []
+            watcher = asyncio.ensure_future(self._watch(coordinator))
             try:
                 await coordinator.start(_listen_unix(meeting))
                 await steward.listen()
@@ -87,6 +93,7 @@ class Chief:
                 await asyncio.wait(keepers, timeout=self._reloader.config.limits.drain_seconds + _KILL_AFTER)
             finally:
                 self._stopping = True
+                watcher.cancel()
                 for keeper in keepers:
                     keeper.cancel()
                 await asyncio.gather(*keepers, return_exceptions=True)
@@ -122,8 +129,10 @@ class Chief:
         loop = asyncio.get_running_loop()
         while not self._stopping:
             started = loop.time()
-            process = _spawn.Process(
-                target=work, args=(self._reloader.config, number, str(meeting), port), name=f"wastegate-worker-{number}"
+            process = self._processes[number] = _spawn.Process(
+                target=work,
+                args=(self._reloader.config, number, str(meeting), port, self._timing),
+                name=f"wastegate-worker-{number}",
             )
             process.start()
             try:
@@ -139,6 +148,14 @@ class Chief:
             log.error("worker %d ended (exit status %s); it starts again", number, process.exitcode)
             await asyncio.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    async def _watch(self, coordinator: Coordinator) -> None:
+        """Kill workers that hang: the system still gives them their part of the new connections."""
+        while True:
+            await asyncio.sleep(self._timing.beat)
+            for number in coordinator.hung():
+                log.error("worker %d has been silent for %g s: it is killed", number, self._timing.hung)
+                self._processes[number].kill()
 
 
 async def _ended(process: multiprocessing.process.BaseProcess) -> None:
@@ -164,19 +181,19 @@ def _listen_unix(path: Path) -> socket.socket:
 # ---- in the worker's process
 
 
-def work(config: Config, number: int, meeting: str, port: int) -> None:
+def work(config: Config, number: int, meeting: str, port: int, timing: Timing) -> None:
     """A worker's whole life."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s worker {number}: %(message)s")
-    for number in (signal.SIGINT, signal.SIGHUP):  # these reach the whole group: the chief gives the order
-        signal.signal(number, signal.SIG_IGN)
+    for shared in (signal.SIGINT, signal.SIGHUP):  # these reach the whole group: the chief gives the order
+        signal.signal(shared, signal.SIG_IGN)
     try:
-        uvloop.run(_work(config, number, Path(meeting), port))
+        uvloop.run(_work(config, number, Path(meeting), port, timing))
     except (StartError, OSError, TimeoutError) as error:
         log.error("cannot start: %s", error)
         os._exit(2)
 
 
-async def _work(config: Config, number: int, meeting: Path, port: int) -> None:
+async def _work(config: Config, number: int, meeting: Path, port: int, timing: Timing) -> None:
     now = Clock().now
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -192,11 +209,11 @@ async def _work(config: Config, number: int, meeting: Path, port: int) -> None:
     front = Front(config, mirror, book, now)
     hub = front.hub
     follower = Follower(front.take)
-    link = hub.link = Link(mirror, config.workers, now, ordered)
+    link = hub.link = Link(mirror, Share(number - 1, config.workers), now, ordered, timing)
     try:
         await link.connect(meeting, number, lambda: hub.connect(state.replica for state in mirror.states))
         await front.listen(port)
-        beat = asyncio.ensure_future(_beat(link, front))
+        beat = asyncio.ensure_future(_beat(link, front, timing.beat))
         gc.collect()
         gc.freeze()
         await stop.wait()
@@ -209,7 +226,7 @@ async def _work(config: Config, number: int, meeting: Path, port: int) -> None:
         book.close()
 
 
-async def _beat(link: Link, front: Front) -> None:
+async def _beat(link: Link, front: Front, seconds: float) -> None:
     while True:
         link.beat(front.hub.report())
-        await asyncio.sleep(BEAT_SECONDS)
+        await asyncio.sleep(seconds)
