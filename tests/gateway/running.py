@@ -77,16 +77,14 @@ class Wire:
         self.writer = writer
 
     @classmethod
-    async def connect(
-        cls, url: str, receive_buffer: int | None = None, trust: ssl.SSLContext | None = None
-    ) -> Self:
+    async def connect(cls, url: str, receive_buffer: int | None = None, trust: ssl.SSLContext | None = None) -> Self:
         host, _, port = url.partition("://")[2].partition(":")
         raw = socket.socket()
         if receive_buffer is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         raw.setblocking(False)
         await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
-        named = {"ssl": trust, "server_hostname": "localhost"} if trust is not None else {}
+        named: dict[str, Any] = {"ssl": trust, "server_hostname": "localhost"} if trust is not None else {}
         return cls(*await asyncio.open_connection(sock=raw, **named))
 
     def send(self, data: bytes) -> None:
