@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import ssl
 import struct
 import time
 from collections import deque
@@ -96,11 +97,13 @@ class FakeReplica:
         *,
         models: tuple[str, ...] = ("fake",),
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.default = default or Reply()
         self.script: deque[Reply] = deque(script)
         self.models = models
         self.port = port
+        self.tls = tls
         self.calls: list[Received] = []
         self.probes: list[Received] = []
         self.connections = 0
@@ -117,7 +120,7 @@ class FakeReplica:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.port}" if self.tls is None else f"https://127.0.0.1:{self.port}"
 
     @property
     def in_flight(self) -> int:
@@ -127,7 +130,9 @@ class FakeReplica:
     async def start(self) -> Self:
         """Listen; on the same port as before, if it had one."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port, reuse_address=True)
+        self._server = await loop.create_server(
+            lambda: _Connection(self), "127.0.0.1", self.port, reuse_address=True, ssl=self.tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

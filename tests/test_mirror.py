@@ -10,7 +10,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 SUPPORT = frozenset(
-    {"conftest.py", "fake_replica.py", "fake_replies.py", "ledgers.py", "playbook.py", "rooms.py", "running.py", "running_engine.py", "tiny_gguf.py"}
+    {
+        "certificates.py",
+        "conftest.py",
+        "fake_replica.py",
+        "fake_replies.py",
+        "ledgers.py",
+        "playbook.py",
+        "rooms.py",
+        "running.py",
+        "running_engine.py",
+        "tiny_gguf.py",
+    }
 )
 """What tests share. Anything else under tests/ is a test."""
 FREE = frozenset({"faults", "live"})
