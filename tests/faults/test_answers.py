@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from tests.fake_replica import FakeReplica, Fault, Json, Reply, Sse, events
-from tests.faults.bench import ASKS_USAGE, chat, errors, gateway, payloads, text
+from tests.fake_replies import Send, plan
+from tests.faults.bench import ASKS_USAGE, CHAT, chat, errors, gateway, payloads, text
 from wastegate.core.ledger import Attempt
 
 
@@ -226,6 +227,17 @@ async def test_content_length_too_short_does_not_reach_the_next_call(tmp_path: P
         for _ in range(3):
             assert (await running.ask()).body == right.body
         await running.settled()
+
+
+async def test_what_comes_after_the_answer_ends_the_connection(tmp_path: Path) -> None:
+    """Bytes that nobody asked for, on a connection that is already kept for the next call."""
+    size = sum(len(step.data) for step in plan(Reply(), CHAT, b"") if isinstance(step, Send))
+    late = Reply(length_error=-10, cuts=(size - 10,), cut_pause=0.05)
+    async with FakeReplica(script=[late]) as replica, gateway(tmp_path, replica) as running:
+        assert (await running.ask()).status == 200
+        await replica.calls[0].wait("closed")
+        assert replica.calls[0].closed_by == "peer"
+        assert (await running.ask()).json()["object"] == "chat.completion"
 
 
 async def test_more_than_one_answer_to_one_request(tmp_path: Path) -> None:
