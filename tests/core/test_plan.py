@@ -96,6 +96,15 @@ def test_a_fleet_that_is_coming_up_holds_the_call_for_a_while_then_refuses() -> 
         assert part in refused.refusal.message
 
 
+def test_a_rest_that_outlasts_the_hold_is_told_at_once_and_a_short_one_is_sat_out() -> None:
+    refused = plan(view(state("a", resting_until=140.0), state("b", resting_until=130.0))).refusal
+    assert refused is not None
+    assert (refused.status, refused.code, refused.retry_after) == (503, "resting", 30.0)
+    waiting = plan(view(state("a", resting_until=140.0), state("b", resting_until=105.0))).wait
+    assert waiting is not None
+    assert waiting.why == "every replica rests"
+
+
 def test_no_model_is_known_yet() -> None:
     refused = plan(View(now=100.0, replicas=(), draw=0.0)).refusal
     assert refused is not None

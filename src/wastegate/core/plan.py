@@ -131,8 +131,14 @@ def _hold_or_refuse(call: Call, view: View, failed: set[str], number: int, timer
     if any(state.fit(view.now) for state in hopeful):
         return Plan(call, number, timers, wait=Wait(call.arrived + timers.total, "every replica is at its cap"))
     until = call.arrived + rules.hold
+    resting = [state.resting_until for state in hopeful if state.state == "ready" and state.resting_until > view.now]
+    if resting and min(resting) >= until:
+        rest = min(resting) - view.now
+        refusal = Refusal(503, f"every replica asked for a rest; try again in {rest:.0f} s", "resting", rest)
+        return Plan(call, number, timers, refusal=refusal)
     if hopeful and view.now < until:
-        return Plan(call, number, timers, wait=Wait(until, "no replica is ready; held while one comes up"))
+        why = "every replica rests" if resting else "no replica is ready; held while one comes up"
+        return Plan(call, number, timers, wait=Wait(until, why))
     states = ", ".join(f"{s.replica.name} {_describe(s, view.now, failed)}" for s in view.replicas)
     refusal = Refusal(503, f"no replica can take the call ({states}); try again shortly", "no_replica", 2.0)
     return Plan(call, number, timers, refusal=refusal)

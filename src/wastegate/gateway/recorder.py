@@ -59,7 +59,8 @@ class Recorder:
         """For the thread, in order. A path is a closed segment: it may go once all before it is in the ledger."""
         self._due = threading.Event()
         self._stopping = False
-        self._spilled = False
+        self._spilled: set[Path] = set()
+        """Segments with calls that memory had no room for: once closed they are read, not merely deleted."""
         self._tried = 0.0
         self.unrecorded = 0
         """Calls that ended while the journal could not be written."""
@@ -106,7 +107,7 @@ class Recorder:
         if len(self._pending) < _BACKLOG:
             self._pending.append(entry)
         else:
-            self._spilled = True
+            self._spilled.add(self._journal.path)
         if self._journal.full:
             self._rotate()
 
@@ -168,12 +169,12 @@ class Recorder:
             log.error("the ledger cannot be written: %s; the journal keeps the calls", error)
             self._pending.extendleft(reversed(batch))
             return
-        for item in batch:
-            if isinstance(item, Path) and not self._spilled:
-                item.unlink(missing_ok=True)
-        if self._spilled and not self._pending:
-            replay(self._directory, ledger.add, self._damaged)  # memory had no room for it: read what was closed
-            self._spilled = False
+        for segment in (item for item in batch if isinstance(item, Path)):
+            if segment in self._spilled:
+                replay(self._directory, ledger.add, self._damaged)
+                self._spilled.discard(segment)
+            else:
+                segment.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write all that is pending, then stop."""

@@ -310,7 +310,7 @@ class Flight:
             self._redialled = True
             self._dial(self._pool)
         elif self._answer.whole:
-            self._reply("finished")
+            self._reply(*self._answer.verdict())
         else:
             self._reply("failed", f"cut: {why}")
 
@@ -366,7 +366,7 @@ class Flight:
             return
         self._abandon()
         if fired == "end":
-            self._reply("finished")
+            self._reply(*self._answer.verdict())
         else:
             self._reply("failed", f"timeout: {fired}")
 
