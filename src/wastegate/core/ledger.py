@@ -1,5 +1,5 @@
-"""The facts that are kept: a call (Entry), its tries (Attempt), a replica's time (ReplicaSpan), and what
-attribution makes of them (Charge). Facts only: no price is multiplied here."""
+"""The facts that are kept: a call (Entry), its tries (Attempt), a replica's time (ReplicaSpan). Facts only: what they
+cost is ``core.attribution``'s."""
 
 from __future__ import annotations
 
@@ -126,18 +126,3 @@ class ReplicaSpan(Struct, frozen=True, gc=False):
     work: Work | None = None
     kv_capacity: int | None = None
     """Tokens of KV cache that the replica can hold; None where the engine does not say."""
-
-
-class Charge(Struct, frozen=True, gc=False):
-    """What one attempt cost, in nano-dollars: ``prefill + decode + kv`` is ``amount``."""
-
-    entry: str
-    attempt: int
-    replica: str
-    amount: int
-    prefill: int
-    decode: int
-    kv: int
-    basis: Basis
-    naive: int
-    """The source article's formula (rate × duration × memory share), which bills overlap twice."""

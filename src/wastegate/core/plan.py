@@ -132,7 +132,7 @@ def _hold_or_refuse(call: Call, view: View, failed: set[str], number: int, timer
         return Plan(call, number, timers, wait=Wait(call.arrived + timers.total, "every replica is at its cap"))
     until = call.arrived + rules.hold
     resting = [state.resting_until for state in hopeful if state.state == "ready" and state.resting_until > view.now]
-    if resting and min(resting) >= until:
+    if resting and len(resting) == len(hopeful) and min(resting) >= until:
         rest = min(resting) - view.now
         refusal = Refusal(503, f"every replica asked for a rest; try again in {rest:.0f} s", "resting", rest)
         return Plan(call, number, timers, refusal=refusal)

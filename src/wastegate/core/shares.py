@@ -32,10 +32,6 @@ class Share(Struct, frozen=True):
         """A share of a share: worker 2 of 4 in gateway 1 of 3."""
         return Share(outer.number + self.number * outer.of, outer.of * self.of)
 
-    def caps(self, states: Iterable[ReplicaState]) -> dict[str, int]:
-        """The places on each replica that has a cap."""
-        return {s.replica.name: self.cap(s.replica.cap) for s in states if s.replica.cap is not None}
-
 
 def among(mine: str, all_of_them: Iterable[str]) -> Share:
     """The share of one who knows the others' names: each finds its own number in the same order."""
@@ -45,15 +41,12 @@ def among(mine: str, all_of_them: Iterable[str]) -> Share:
 
 def alone(states: Iterable[ReplicaState], held: Mapping[str, int], share: Share) -> tuple[ReplicaState, ...]:
     """The fleet for one who cannot ask any more: its own load, its own part of each cap."""
-    states = tuple(states)
-    caps = share.caps(states)
+    own = tuple(replace(state, in_flight=held.get(state.replica.name, 0)) for state in states)
     return tuple(
-        replace(
-            state,
-            in_flight=held.get(state.replica.name, 0),
-            replica=replace(state.replica, cap=caps.get(state.replica.name)),
-        )
-        for state in states
+        replace(state, replica=replace(state.replica, cap=share.cap(state.replica.cap)))
+        if state.replica.cap is not None
+        else state
+        for state in own
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from wastegate.core.effects import Reply
 from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View
 from wastegate.core.ledger import Outcome
 from wastegate.core.plan import Plan
+from wastegate.core.shares import Share
 
 
 class Breaker(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +89,7 @@ class World:
         self._tokens = budget.reserve
         self._models: tuple[str, ...] = ()
         self._elsewhere: dict[str, int] = {}
-        self._shares: Mapping[str, int] = {}
+        self._share: Share | None = None
 
     @property
     def breaker(self) -> Breaker:
@@ -157,9 +158,14 @@ class World:
             state = replace(state, breaker=breaker)
         if elsewhere := self._elsewhere.get(name):
             state = replace(state, in_flight=state.in_flight + elsewhere)
-        if (share := self._shares.get(name)) is not None:
-            state = replace(state, replica=replace(state.replica, cap=share))
+        if self._share is not None and state.replica.cap is not None:
+            state = replace(state, replica=replace(state.replica, cap=self._share.cap(state.replica.cap)))
         return state
+
+    def state(self, name: str, now: float) -> ReplicaState | None:
+        """One replica as :meth:`seen` has it."""
+        state = self._states.get(name)
+        return None if state is None else self._seen(state, now)
 
     def _breaker_state(self, health: _Health, now: float) -> BreakerState:
         if health.failures < self._breaker.failures:
@@ -198,19 +204,19 @@ class World:
             self._elsewhere[name] = elsewhere
             health.failures, health.opened_until, health.trial = failures, opened_until, trial
 
-    def alone(self, shares: Mapping[str, int]) -> None:
-        """Nothing is known of other gateways any more: count no load but one's own, and keep to these caps.
+    def alone(self, share: Share) -> None:
+        """Nothing is known of other gateways any more: count no load but one's own, and keep to a share of each cap.
 
         Breakers stay as they are, but a trial that was another's may be over unheard: it is forgotten.
         """
         self._elsewhere = {}
-        self._shares = shares
+        self._share = share
         for health in self._health.values():
             health.trial = False
 
     def together(self) -> None:
         """The other gateways are heard again: the replicas' own caps hold."""
-        self._shares = {}
+        self._share = None
 
     def load(self, name: str) -> int:
         """Calls in flight on a replica, whoever gave them; 0 where it is not in the fleet."""
@@ -263,11 +269,6 @@ class Mirror:
     def seen(self, now: float) -> tuple[ReplicaState, ...]:
         """All replicas, with their breakers as they stood when last told."""
         return self.states
-
-    @property
-    def retry_allowed(self) -> bool:
-        """The retry budget had room."""
-        return self._retry_allowed
 
     def told(self, states: Iterable[ReplicaState], retry_allowed: bool) -> None:
         """Everything anew."""
