@@ -80,11 +80,9 @@ class Recorder:
         """New calls must be turned away: they could not be written down."""
         if not self.failing or self._config.when_full == "serve":
             return False
-        now = self._now()
-        if now - self._tried < _RETRY_SECONDS:
-            return True
-        self._tried = now
-        return False  # one call may try: the disk may have room again
+        if self._now() - self._tried >= _RETRY_SECONDS:
+            self.beat()  # the disk may have room again: a line without a call tells
+        return bool(self.failing)
 
     def admit(self, admission: Admission) -> None:
         """A call is on its way to a replica."""
@@ -101,9 +99,7 @@ class Recorder:
             self.unrecorded += 1
             self._failed(error)
             return
-        if self.failing:
-            log.warning("the journal can be written again")
-            self.failing = ""
+        self._works()
         if len(self._pending) < _BACKLOG:
             self._pending.append(entry)
         else:
@@ -117,6 +113,8 @@ class Recorder:
             self._journal.beat(self._now())
         except JournalError as error:
             self._failed(error)
+            return
+        self._works()
 
     def save_spans(self, spans: Sequence[ReplicaSpan]) -> None:
         self._pending.extend(spans)
@@ -129,6 +127,11 @@ class Recorder:
             return
         if old is not None:
             self._pending.append(old)
+
+    def _works(self) -> None:
+        if self.failing:
+            log.warning("the journal can be written again")
+            self.failing = ""
 
     def _failed(self, error: JournalError) -> None:
         self._tried = self._now()
@@ -165,16 +168,21 @@ class Recorder:
                 ledger.save_spans(spans)
             if entries:
                 ledger.add(entries)
+            for segment in (item for item in batch if isinstance(item, Path)):
+                self._remove(segment, ledger)
         except LedgerError as error:  # a full disk, a locked file
             log.error("the ledger cannot be written: %s; the journal keeps the calls", error)
             self._pending.extendleft(reversed(batch))
-            return
-        for segment in (item for item in batch if isinstance(item, Path)):
-            if segment in self._spilled:
-                replay(self._directory, ledger.add, self._damaged)
-                self._spilled.discard(segment)
-            else:
-                segment.unlink(missing_ok=True)
+        except Exception:  # whatever it is, it must not end this thread: nothing would be copied any more
+            log.exception("the ledger cannot be written; the journal keeps the calls")
+            self._pending.extendleft(reversed(batch))
+
+    def _remove(self, segment: Path, ledger: Ledger) -> None:
+        """A closed segment may go once its calls have come through memory; what memory had no room for is read first."""
+        if segment in self._spilled:
+            replay(self._directory, ledger.add, self._damaged)
+            self._spilled.discard(segment)
+        segment.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write all that is pending, then stop."""
@@ -182,4 +190,7 @@ class Recorder:
         self._due.set()
         self._thread.join(timeout=_CLOSE_SECONDS)
         self._journal.close()
-        self._recover()
+        try:
+            self._recover()
+        except LedgerError as error:
+            log.error("the ledger cannot be written: %s; the journal keeps the calls for the next start", error)
