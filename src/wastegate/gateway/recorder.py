@@ -178,7 +178,7 @@ class Recorder:
             self._pending.extendleft(reversed(batch))
 
     def _remove(self, segment: Path, ledger: Ledger) -> None:
-        """A closed segment may go once its calls have come through memory; what memory had no room for is read first."""
+        """A closed segment may go once its calls have come through memory; one with others is read first."""
         if segment in self._spilled:
             replay(self._directory, ledger.add, self._damaged)
             self._spilled.discard(segment)
