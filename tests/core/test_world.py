@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.playbook import call, reply
 from wastegate.core.fleet import Replica, ReplicaState
 from wastegate.core.plan import Plan, Timers
+from wastegate.core.shares import Share
 from wastegate.core.world import Breaker, Mirror, RetryBudget, World
 
 
@@ -223,13 +224,15 @@ def test_a_slot_may_be_granted_by_whoever_sees_to_the_caps() -> None:
 def test_alone_it_keeps_to_its_shares_until_it_is_together_again() -> None:
     made = world("a", "b", cap=4)
     made.told("a", 4, 2, 5.0, True)
-    made.alone({"a": 1})
+    made.alone(Share(3, 4))
     assert one(made, now=6.0).breaker == "half_open", "the breaker is remembered; another's trial may be over"
     made.told("a", 0, 0, 0.0, False)
     assert made.claim(plan("a"), 6.0)
     assert not made.claim(plan("a"), 6.0), "its share is one of four"
     assert one(made, now=6.0).replica.cap == 1
-    assert all(made.claim(plan("b"), 6.0) for _ in range(4))
+    assert made.state("a", 6.0) == one(made, now=6.0)
+    assert made.state("stranger", 6.0) is None
+    assert made.claim(plan("b"), 6.0)
     made.together()
     assert made.claim(plan("a"), 7.0)
     assert one(made, now=7.0).replica.cap == 4
@@ -255,5 +258,5 @@ def test_a_mirror_shows_what_it_was_told() -> None:
     assert [s.in_flight for s in mirror.states] == [2, 0]
     assert made.load("stranger") == 0
     mirror.told(made.states, False)
-    assert not mirror.retry_allowed
+    assert not mirror.view(call(model="m"), 4.0, 0.5).retry_allowed
     assert [s.in_flight for s in mirror.states] == [1, 0], "everything anew"

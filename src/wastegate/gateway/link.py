@@ -72,8 +72,8 @@ class Link(asyncio.Protocol):
         timing: Timing,
     ) -> None:
         self._mirror = mirror
-        self._of_gateway = share
         self._share = share
+        self._fleet = Fleet((), True)
         self._now = now
         self._ordered = ordered
         """What to do when told; with "gone" when the coordinator is."""
@@ -161,11 +161,16 @@ class Link(asyncio.Protocol):
                 self._ordered(order.what, order.body)
 
     def _see(self, fleet: Fleet) -> None:
-        self._share = self._of_gateway.within(fleet.share)
-        states = alone(fleet.states, self._load, self._share) if self.alone else fleet.states
-        self._mirror.told(states, fleet.retry_allowed)
+        self._fleet = fleet
+        self._show()
         self._told.set()
         self._woken()
+
+    def _show(self) -> None:
+        """The fleet as it was told last; alone, with what is this worker's own of it."""
+        fleet = self._fleet
+        own = alone(fleet.states, self._load, self._share.within(fleet.share)) if self.alone else fleet.states
+        self._mirror.told(own, fleet.retry_allowed)
 
     def _answered(self, told: Told) -> None:
         if self.alone:
@@ -192,7 +197,7 @@ class Link(asyncio.Protocol):
     def _go_alone(self, why: str) -> None:
         self.alone = True
         log.error("the coordinator %s: this worker goes on alone, with its share of every cap", why)
-        self._mirror.told(alone(self._mirror.states, self._load, self._share), self._mirror.retry_allowed)
+        self._show()
         for seq in list(self._asked):
             self._loop.call_soon(self._decide_alone, seq)
 
