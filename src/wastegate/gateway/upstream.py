@@ -98,11 +98,11 @@ def _trusting(access: Access) -> ssl.SSLContext:
     if not access.ca_file:
         return ssl.create_default_context()
     try:
-        return ssl.create_default_context(cadata=access.ca)
+        if "-----BEGIN CERTIFICATE-----" in access.ca:  # with nothing at all it would trust the system's
+            return ssl.create_default_context(cadata=access.ca)
     except (ssl.SSLError, ValueError):
-        raise UrlError(
-            f"ca_file {access.ca_file} holds no certificate: it must be PEM (-----BEGIN CERTIFICATE-----)"
-        ) from None
+        pass  # said below
+    raise UrlError(f"ca_file {access.ca_file} holds no certificate: it must be PEM (-----BEGIN CERTIFICATE-----)")
 
 
 class Pool:
