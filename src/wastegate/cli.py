@@ -117,12 +117,13 @@ def _engine(arguments: argparse.Namespace) -> int:
     from wastegate.local.models import ModelError
     from wastegate.local.server import serve
     from wastegate.local.settings import SettingError, configure, options_of
+    from wastegate.local.tokenizer import TokenizerError
 
     if arguments.die_with_parent:
         die_with_parent()
     try:
         return serve(configure(options_of(arguments), _fetch(arguments.model)))
-    except (ModelError, SettingError, GgufError, LoopError, OSError) as error:
+    except (ModelError, SettingError, GgufError, TokenizerError, LoopError, OSError) as error:
         print(f"wastegate engine: {error}", file=sys.stderr)
         return 2
 

@@ -47,6 +47,15 @@ def test_a_file_that_is_cut_short_says_so(tiny: Path, tmp_path: Path, length: in
         read_gguf(short)
 
 
+@pytest.mark.parametrize("missing", [1, 1000, 50_000])
+def test_a_file_whose_weights_are_cut_off_says_how_much_is_missing(tiny: Path, tmp_path: Path, missing: int) -> None:
+    size = tiny.stat().st_size
+    short = tmp_path / "short.gguf"
+    short.write_bytes(tiny.read_bytes()[: size - 31 - missing])  # the end is filled up to a multiple of 32
+    with pytest.raises(GgufError, match=rf"{size - 31 - missing} bytes of"):
+        read_gguf(short)
+
+
 def test_another_kind_of_file_says_so(tmp_path: Path) -> None:
     path = tmp_path / "notes.gguf"
     path.write_bytes(b"PK\x03\x04" + b"\0" * 100)

@@ -112,7 +112,7 @@ def test_nothing_is_not_zero_is_not_false() -> None:
         ("max_completion_tokens", "many"), ("seed", "x"), ("seed", 1 << 64), ("presence_penalty", 3),
         ("frequency_penalty", -3), ("repetition_penalty", 0), ("stream", "yes"), ("ignore_eos", 1), ("stop", 5),
         ("stop", ""), ("stop", ["a", ""]), ("stop", ["a", 1]), ("stop", ["a"] * (MAX_STOPS + 1)), ("top_k", -2),
-        ("min_p", 2), ("priority", "high"), ("stream_options", {"include_usage": True}),
+        ("min_p", 2), ("min_p", 1), ("priority", "high"), ("stream_options", {"include_usage": True}),
     ],
 )  # fmt: skip
 def test_a_value_out_of_its_range_is_refused_by_name(key: str, value: Any) -> None:

@@ -22,8 +22,9 @@ _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 4, 6, 7, 8, 9, 5
 _TENSOR_F32, _TENSOR_F16 = 0, 1
 
 
-def write_tiny_gguf(path: Path, *, seed: int = 0, **fields: Any) -> Path:
-    """Write the model; ``fields`` replace header values (``__`` for a dot), None leaves one out."""
+def write_tiny_gguf(path: Path, *, seed: int = 0, wide: bool = False, **fields: Any) -> Path:
+    """Write the model; ``fields`` replace header values (``__`` for a dot), None leaves one out. ``wide`` writes 32-bit
+    weights, which the runtime does not read."""
     header = _header()
     for name, value in fields.items():
         key = name.replace("__", ".")
@@ -40,7 +41,7 @@ def write_tiny_gguf(path: Path, *, seed: int = 0, **fields: Any) -> Path:
     for name, tensor in tensors.items():
         out += _string(name) + struct.pack("<I", tensor.ndim)
         out += struct.pack(f"<{tensor.ndim}Q", *reversed(tensor.shape))
-        kind, number = ("<f2", _TENSOR_F16) if tensor.ndim == 2 else ("<f4", _TENSOR_F32)
+        kind, number = ("<f2", _TENSOR_F16) if tensor.ndim == 2 and not wide else ("<f4", _TENSOR_F32)
         out += struct.pack("<IQ", number, offset)
         data += tensor.astype(kind).tobytes()
         data += b"\0" * (-len(data) % 32)
@@ -95,16 +96,17 @@ def _tensors(random: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
     def weight(rows: int, columns: int) -> np.ndarray[Any, Any]:
         return random.normal(0, columns**-0.5, (rows, columns))
 
-    tensors = {"token_embd.weight": weight(len(vocabulary()), WIDTH) * 4, "output_norm.weight": np.ones(WIDTH)}
+    # Attention weighs more than the last token's own embedding, so that what is said depends on the whole prompt.
+    tensors = {"token_embd.weight": weight(len(vocabulary()), WIDTH), "output_norm.weight": np.ones(WIDTH) * 4}
     for layer in range(LAYERS):
         block = f"blk.{layer}."
         tensors |= {
             block + "attn_norm.weight": np.ones(WIDTH),
             block + "ffn_norm.weight": np.ones(WIDTH),
-            block + "attn_q.weight": weight(WIDTH, WIDTH),
+            block + "attn_q.weight": weight(WIDTH, WIDTH) * 2,
             block + "attn_k.weight": weight(KV_HEADS * head, WIDTH),
-            block + "attn_v.weight": weight(KV_HEADS * head, WIDTH),
-            block + "attn_output.weight": weight(WIDTH, WIDTH),
+            block + "attn_v.weight": weight(KV_HEADS * head, WIDTH) * 4,
+            block + "attn_output.weight": weight(WIDTH, WIDTH) * 4,
             block + "ffn_gate.weight": weight(INNER, WIDTH),
             block + "ffn_up.weight": weight(INNER, WIDTH),
             block + "ffn_down.weight": weight(WIDTH, INNER),

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from wastegate.local.messages import BLOCK, Piece, Sampling
+from wastegate.local.messages import BLOCK, Piece, Sampling, last_line
 from wastegate.local.pipeline import OutOfMemoryError, Pipeline
 from wastegate.local.prefix import PrefixIndex, block_keys
 from wastegate.local.text import Writer
@@ -67,6 +67,8 @@ class Outcome(Struct, frozen=True):
     """Sequences that are gone, whatever the reason: their places are free."""
     starved: tuple[Ticket, ...]
     """Those of them that the pipeline gave up for want of KV."""
+    refused: tuple[tuple[Ticket, str], ...]
+    """Those of them whose sampling the runtime would not take, and what it said."""
 
 
 class Batch:
@@ -104,19 +106,19 @@ class Batch:
 
     def step(self) -> Outcome:
         """Hand the pipeline its prompt parts, run one step and read what came."""
-        prefill = self._plan_parts() if self._caching else self._reckon_parts()
+        news = _News()
+        prefill = self._plan_parts(news) if self._caching else self._reckon_parts(news)
         computing = [sequence for sequence in self._sequences.values() if sequence.handle is not None]
         decoding = sum(sequence.decoding for sequence in computing)
         kv_tokens = sum(len(sequence.tokens) + (sequence.part or sequence.done) for sequence in computing)
         began = time.perf_counter()
         self._pipeline.step()
         seconds = time.perf_counter() - began
-        news = _News()
         for sequence in computing:
             self._read(sequence, news)
         return Outcome(
             seconds, prefill, decoding, len(computing), news.generated, kv_tokens, news.clean, tuple(news.pieces),
-            tuple(news.ended), tuple(news.starved),
+            tuple(news.ended), tuple(news.starved), tuple(news.refused),
         )  # fmt: skip
 
     def _read(self, sequence: Sequence, news: _News) -> None:
@@ -146,9 +148,9 @@ class Batch:
                 self._drop(sequence)
                 news.ended.append(sequence.ticket)
 
-    def _plan_parts(self) -> int:
+    def _plan_parts(self, news: _News) -> int:
         """Give the pipeline the prompt parts of the next step; how many tokens they are."""
-        sequences = self._sequences.values()
+        sequences = list(self._sequences.values())
         left = budget = max(BLOCK, self._budget - sum(sequence.decoding for sequence in sequences))
         coming: set[int] = set()
         for sequence in sequences:
@@ -162,20 +164,21 @@ class Batch:
             take = rest if rest <= left else left // BLOCK * BLOCK
             if not take:
                 break
-            self._send(sequence, sequence.done + take)
+            if not self._send(sequence, sequence.done + take, news):
+                continue
             coming.update(sequence.keys[block : sequence.part // BLOCK])
             left -= take
         return budget - left
 
-    def _reckon_parts(self) -> int:
+    def _reckon_parts(self, news: _News) -> int:
         """Without the cache parts cannot be joined, so the pipeline gets whole prompts and cuts them itself: how many
         tokens it will compute in the next step (running sequences first, then prompts in order)."""
-        sequences = self._sequences.values()
+        sequences = list(self._sequences.values())
         left = budget = max(0, self._budget - sum(sequence.decoding for sequence in sequences))
         for sequence in sequences:
-            if sequence.handle is None:
-                self._send(sequence, len(sequence.prompt))
-                sequence.part = 0
+            if sequence.handle is None and not self._send(sequence, len(sequence.prompt), news):
+                continue
+            sequence.part = 0  # it is the pipeline's to cut
             take = min(len(sequence.prompt) - sequence.done, left)
             sequence.done += take
             left -= take
@@ -188,11 +191,20 @@ class Batch:
         sequence.cached += max(0, found - sequence.done)
         sequence.done = max(found, sequence.done)
 
-    def _send(self, sequence: Sequence, part: int) -> None:
-        sequence.part = part
+    def _send(self, sequence: Sequence, part: int, news: _News) -> bool:
+        """Give the pipeline a prompt up to ``part``. False where the runtime refuses it: one call's odd sampling must
+        not end the loop for all."""
         whole = part == len(sequence.prompt)
         sampling = sequence.sampling if whole else _PART
-        sequence.handle = self._pipeline.add(sequence.prompt[:part], sampling, sequence.seed)
+        try:
+            sequence.handle = self._pipeline.add(sequence.prompt[:part], sampling, sequence.seed)
+        except RuntimeError as problem:
+            self._drop(sequence)
+            news.ended.append(sequence.ticket)
+            news.refused.append((sequence.ticket, last_line(problem)))
+            return False
+        sequence.part = part
+        return True
 
     def _part_done(self, sequence: Sequence, whole: bool) -> None:
         sequence.done, sequence.part = sequence.part, 0
@@ -231,5 +243,6 @@ class _News:
         self.pieces: list[Piece] = []
         self.ended: list[Ticket] = []
         self.starved: list[Ticket] = []
+        self.refused: list[tuple[Ticket, str]] = []
         self.generated = 0
         self.clean = True

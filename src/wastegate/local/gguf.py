@@ -3,6 +3,7 @@ enter, and nothing is written."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -18,6 +19,11 @@ _CONTROL = 3  # tokenizer.ggml.token_type: a token that steers the model and is 
 # general.file_type, for the kinds that a reader is likely to meet; others are shown by number.
 _FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 12: "Q3_K_M", 15: "Q4_K_M", 17: "Q5_K_M",
                18: "Q6_K", 32: "BF16"}  # fmt: skip
+
+# Bytes of a block of numbers, and how many numbers are in it, by tensor type (the format's ggml types).
+_BLOCKS = {0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 6: (22, 32), 7: (24, 32), 8: (34, 32), 10: (84, 256),
+           11: (110, 256), 12: (144, 256), 13: (176, 256), 14: (210, 256), 30: (2, 1)}  # fmt: skip
+_ALIGNMENT = 32  # general.alignment, where the file does not say
 
 
 class GgufError(ValueError):
@@ -43,7 +49,8 @@ def read_gguf(path: Path) -> GgufInfo:
     with path.open("rb") as file:
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                fields = _fields(data, path)
+                fields, at, tensors = _fields(data, path)
+                _check_tensors(data, at, tensors, int(fields.get("general.alignment", _ALIGNMENT)), path)
         except (struct.error, UnicodeDecodeError, ValueError) as error:
             if isinstance(error, GgufError):
                 raise
@@ -51,10 +58,11 @@ def read_gguf(path: Path) -> GgufInfo:
     return _info(fields, path)
 
 
-def _fields(data: mmap.mmap, path: Path) -> dict[str, Any]:
+def _fields(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header's fields, where the list of tensors begins, and how many there are."""
     if data[:4] != b"GGUF":
         raise GgufError(f"{path}: not a GGUF file (it does not begin with 'GGUF')")
-    version, _, count = struct.unpack_from("<IQQ", data, 4)
+    version, tensors, count = struct.unpack_from("<IQQ", data, 4)
     if version not in (2, 3):
         raise GgufError(f"{path}: GGUF version {version}; this engine reads 2 and 3")
     fields: dict[str, Any] = {}
@@ -63,7 +71,22 @@ def _fields(data: mmap.mmap, path: Path) -> dict[str, Any]:
         key, at = _string(data, at)
         (kind,) = struct.unpack_from("<I", data, at)
         fields[key], at = _value(data, at + 4, kind)
-    return fields
+    return fields, at, tensors
+
+
+def _check_tensors(data: mmap.mmap, at: int, tensors: int, alignment: int, path: Path) -> None:
+    """A file whose weights are cut off has a whole header, and the runtime would read on past its end."""
+    end = 0
+    for _ in range(tensors):
+        _, at = _string(data, at)
+        (rank,) = struct.unpack_from("<I", data, at)
+        *shape, kind, offset = struct.unpack_from(f"<{rank}QIQ", data, at + 4)
+        at += 4 + 8 * rank + 12
+        size, numbers = _BLOCKS.get(kind, (0, 1))
+        end = max(end, offset + math.prod(shape) // numbers * size)
+    need = -(-at // alignment) * alignment + end
+    if len(data) < need:
+        raise GgufError(f"{path}: cut short: {len(data)} bytes of {need}; fetch it again")
 
 
 def _string(data: mmap.mmap, at: int) -> tuple[str, int]:

@@ -34,6 +34,7 @@ from wastegate.local.messages import (
     decode_config,
     decode_request,
     frame,
+    last_line,
 )
 from wastegate.local.pipeline import Pipeline
 
@@ -145,6 +146,9 @@ class StepLoop:
         for call, _ in outcome.starved:
             self._cancel(call)
             self._refuse(call, 503, "the KV cache had no room left for this call beside the others", fresh=False)
+        for (call, _), why in outcome.refused:
+            self._cancel(call)
+            self._refuse(call, 400, f"the runtime does not take this sampling: {why}")
         kv_use, kv_bytes = self._pipeline.kv()
         self._told = (self._line.running, self._line.waiting)
         self._send(
@@ -177,7 +181,7 @@ def main(argv: Sequence[str]) -> int:
             os.sched_setaffinity(0, config.cores)  # before loading: the runtime counts its cores then
         pipeline = Pipeline(config)
         loaded = time.perf_counter()
-        pipeline.warm_up((1, 2, 4, 8, 16, 32), config.batched_tokens)
+        pipeline.warm_up(config.limits.cap, config.batched_tokens)
         sock.sendall(frame(Ready(loaded - began, time.perf_counter() - loaded, pipeline.settings())))
         batch = Batch(
             pipeline, batched_tokens=config.batched_tokens, kv_blocks=config.kv_blocks,
@@ -188,7 +192,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     except Exception as error:
         with contextlib.suppress(OSError):
-            sock.sendall(frame(Failed(f"{type(error).__name__}: {error}")))
+            sock.sendall(frame(Failed(last_line(error))))
         raise
     return 0
 

@@ -176,3 +176,8 @@ class Frames:
             yield bytes(self._buffer[at + 4 : at + 4 + length])
             at += 4 + length
         del self._buffer[:at]
+
+
+def last_line(error: Exception) -> str:
+    """What one of the runtime's errors comes down to: its lines before name source files of its own."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -4,15 +4,22 @@ only room that imports the runtime's pipeline; no queue, no socket."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wastegate.local.gguf import read_gguf
-from wastegate.local.messages import LoopConfig, Sampling
+from wastegate.local.messages import LoopConfig, Sampling, last_line
 from wastegate.local.text import token_bytes
+
+COLD = 1e-5
+"""Temperatures below it are taken as 0: the runtime's 32-bit numbers make noise, or nothing, of smaller ones."""
+
+
+class LoadError(RuntimeError):
+    """The runtime cannot load the model; one line says why."""
 
 
 class OutOfMemoryError(RuntimeError):
@@ -20,7 +27,10 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Pipeline:
-    """A loaded model. Not for threads: ``step`` keeps the interpreter's lock for its whole length."""
+    """A loaded model. Not for threads: ``step`` keeps the interpreter's lock for its whole length.
+
+    Raises :class:`LoadError`.
+    """
 
     def __init__(self, config: LoopConfig) -> None:
         import openvino_genai as genai
@@ -35,12 +45,19 @@ class Pipeline:
         scheduler.max_num_batched_tokens = config.batched_tokens
         scheduler.enable_prefix_caching = config.prefix_caching
         self.properties = _properties(config)
-        self._pipe = genai.ContinuousBatchingPipeline(config.model, tokenizer, scheduler, "CPU", **self.properties)
-        self._blocks = config.kv_blocks
+        try:
+            self._pipe = genai.ContinuousBatchingPipeline(config.model, tokenizer, scheduler, "CPU", **self.properties)
+        except RuntimeError as error:
+            raise LoadError(f"{config.model}: the runtime cannot load it: {last_line(error)}") from error
+        defaults = self._pipe.get_config()
+        self._ends = (defaults.eos_token_id, defaults.stop_token_ids)
         self._number = 0
 
     def add(self, prompt: np.ndarray[Any, Any], sampling: Sampling, seed: int = 0) -> Any:
-        """A new sequence, from a (tokens,) int64 prompt; its handle, for :meth:`read` or its own ``cancel()``."""
+        """A new sequence, from a (tokens,) int64 prompt; its handle, for :meth:`read` or its own ``cancel()``.
+
+        Raises RuntimeError where the runtime refuses the sampling.
+        """
         import openvino
 
         self._number += 1
@@ -77,10 +94,10 @@ class Pipeline:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         return {**{key: str(value) for key, value in self.properties.items()}, "cores": str(cores)}
 
-    def warm_up(self, widths: Sequence[int], batched_tokens: int) -> None:
-        """Run one full prefill and a few decoding steps at each batch width: the runtime prepares its kernels by
-        shape on first use, which would otherwise be some client's wait."""
-        for width in widths:
+    def warm_up(self, cap: int, batched_tokens: int) -> None:
+        """Run one full prefill and a few decoding steps at batch widths up to the cap: the runtime prepares its kernels
+        by shape on first use, which would otherwise be some client's wait."""
+        for width in takewhile(lambda width: width <= cap, (1, 2, 4, 8, 16, 32, 64)):
             sampling = Sampling(max_tokens=3, temperature=0.0, ignore_eos=True)
             length = max(8, batched_tokens // width - 2)
             prompt = np.arange(length, dtype=np.int64) + 17
@@ -94,15 +111,14 @@ class Pipeline:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = sampling.max_tokens
         config.ignore_eos = sampling.ignore_eos
-        config.eos_token_id = self._pipe.get_config().eos_token_id
-        config.stop_token_ids = self._pipe.get_config().stop_token_ids
+        config.eos_token_id, config.stop_token_ids = self._ends
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
         config.repetition_penalty = sampling.repetition_penalty
-        if sampling.temperature > 0:
+        if sampling.temperature >= COLD:
             config.do_sample = True
             config.temperature = sampling.temperature
-            config.top_p = sampling.top_p
+            config.top_p = max(sampling.top_p, COLD)
             config.rng_seed = seed
             if sampling.top_k > 0:
                 config.top_k = sampling.top_k

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,7 +106,7 @@ def parse_ask(fields: Mapping[str, Any], *, chat: bool, model: str) -> Ask:
         temperature=_number(given, "temperature", 1.0, 0, 2),
         top_p=_top_p(given),
         top_k=max(0, _whole(given, "top_k", 0, -1, 1 << 31)),
-        min_p=_number(given, "min_p", 0.0, 0, 1),
+        min_p=_min_p(given),
         seed=_seed(given),
         presence_penalty=_number(given, "presence_penalty", 0.0, -2, 2),
         frequency_penalty=_number(given, "frequency_penalty", 0.0, -2, 2),
@@ -218,10 +219,17 @@ def _top_p(given: Mapping[str, Any]) -> float:
     return top_p
 
 
+def _min_p(given: Mapping[str, Any]) -> float:
+    min_p = _number(given, "min_p", 0.0, 0, 1)
+    if min_p == 1:
+        raise RequestError("min_p is 1; it must be at least 0 and below 1", "min_p")
+    return min_p
+
+
 def _seed(given: Mapping[str, Any]) -> int | None:
     if "seed" not in given:
         return None
-    return _whole(given, "seed", 0, -(1 << 63), 1 << 64) & SEED_BITS
+    return _whole(given, "seed", 0, -(1 << 63), (1 << 64) - 1) & SEED_BITS
 
 
 def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -277,5 +285,5 @@ def _kind(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = msgspec.json.encode(value).decode()
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -65,7 +65,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise SettingError(f"--cores {text}: write core numbers as in 0,2-3")
-        cores.update(range(int(first), int(last if dash else first) + 1))
+        span = range(int(first), int(last if dash else first) + 1)
+        if not span:
+            raise SettingError(f"--cores {text}: {part} ends before it begins")
+        cores.update(span)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cores
     if missing := sorted(cores - allowed):
         raise SettingError(f"--cores {text}: this process may not run on core {missing[0]}, only on {sorted(allowed)}")
@@ -74,6 +77,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 def configure(options: EngineOptions, model: Path) -> ServerConfig:
     """Raises :class:`SettingError` or :class:`wastegate.local.gguf.GgufError`."""
+    _check(options)
     info = read_gguf(model)
     blocks = int(options.kv_gb * (1 << 30) / (BLOCK * info.kv_elements * KV_BYTES[options.kv_precision]))
     if options.context > info.context:
@@ -98,3 +102,23 @@ def configure(options: EngineOptions, model: Path) -> ServerConfig:
         loop=loop, model=options.name, host=options.host, port=options.port, drain=options.drain,
         admin_token=options.admin_token,
     )  # fmt: skip
+
+
+def _check(options: EngineOptions) -> None:
+    lowest = {
+        "cap": 1,
+        "queue": 0,
+        "threads": 0,
+        "context": 0,
+        "batched_tokens": BLOCK,
+        "port": 0,
+        "drain": 0,
+        "kv_gb": 0,
+    }
+    for name, low in lowest.items():
+        value = getattr(options, name)
+        if value < low:
+            flag = "step-tokens" if name == "batched_tokens" else name.replace("_", "-")
+            raise SettingError(f"--{flag} {value:g}: it must be at least {low}")
+    if options.port > 65535:
+        raise SettingError(f"--port {options.port}: ports end at 65535")

@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wastegate.local.messages import last_line
+
 Tokens = NDArray[np.int64]
 LONG_TEXT = 1 << 16
 """Characters above which tokenising leaves the event loop, so that others' streams go on."""
+
+
+class TokenizerError(ValueError):
+    """The model's tokenizer cannot be loaded; the sentence says why."""
 
 
 class ChatTemplateError(ValueError):
@@ -20,12 +26,19 @@ class ChatTemplateError(ValueError):
 
 
 class Tokenizer:
-    """A model file's tokenizer and chat template."""
+    """A model file's tokenizer and chat template. Raises :class:`TokenizerError`."""
 
     def __init__(self, model: str) -> None:
-        import openvino_genai as genai
-
-        self._tokenizer = genai.Tokenizer(model)
+        try:
+            import openvino_genai as genai
+        except ImportError as error:
+            raise TokenizerError(
+                f"the engine needs openvino-genai ({error}): pip install 'wastegate[local]'"
+            ) from error
+        try:
+            self._tokenizer = genai.Tokenizer(model)
+        except RuntimeError as error:
+            raise TokenizerError(f"{model}: the runtime cannot load its tokenizer: {last_line(error)}") from error
         self.vocabulary = len(self._tokenizer.get_vocab())
         # The runtime cuts every text at the model's context and does not say so: a text made of one frequent
         # letter and space, far over any context, shows where.
@@ -50,7 +63,7 @@ class Tokenizer:
         try:
             return str(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=answer))
         except RuntimeError as error:
-            raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
+            raise ChatTemplateError(f"the model's chat template refused the messages: {last_line(error)}") from error
 
     def _encode(self, text: str, *, special: bool) -> Tokens:
         found: Any = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data
