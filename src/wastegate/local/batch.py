@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from wastegate.local.messages import BLOCK, Piece, Sampling, last_line
+from wastegate.local.messages import BLOCK, RUNTIME_ERRORS, Piece, Sampling, last_line
 from wastegate.local.pipeline import OutOfMemoryError, Pipeline
 from wastegate.local.prefix import PrefixIndex, block_keys
 from wastegate.local.text import Writer
@@ -198,7 +198,7 @@ class Batch:
         sampling = sequence.sampling if whole else _PART
         try:
             sequence.handle = self._pipeline.add(sequence.prompt[:part], sampling, sequence.seed)
-        except RuntimeError as problem:
+        except RUNTIME_ERRORS as problem:
             self._drop(sequence)
             news.ended.append(sequence.ticket)
             news.refused.append((sequence.ticket, last_line(problem)))

@@ -178,6 +178,10 @@ class Frames:
         del self._buffer[:at]
 
 
+RUNTIME_ERRORS = (RuntimeError, LookupError, ValueError)
+"""What the runtime's C++ errors become in Python."""
+
+
 def last_line(error: Exception) -> str:
     """What one of the runtime's errors comes down to: its lines before name source files of its own."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

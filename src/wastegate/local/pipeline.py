@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wastegate.local.gguf import read_gguf
-from wastegate.local.messages import LoopConfig, Sampling, last_line
+from wastegate.local.messages import RUNTIME_ERRORS, LoopConfig, Sampling, last_line
 from wastegate.local.text import token_bytes
 
 COLD = 1e-5
@@ -47,7 +47,7 @@ class Pipeline:
         self.properties = _properties(config)
         try:
             self._pipe = genai.ContinuousBatchingPipeline(config.model, tokenizer, scheduler, "CPU", **self.properties)
-        except RuntimeError as error:
+        except RUNTIME_ERRORS as error:
             raise LoadError(f"{config.model}: the runtime cannot load it: {last_line(error)}") from error
         defaults = self._pipe.get_config()
         self._ends = (defaults.eos_token_id, defaults.stop_token_ids)

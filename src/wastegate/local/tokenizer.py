@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wastegate.local.messages import last_line
+from wastegate.local.messages import RUNTIME_ERRORS, last_line
 
 Tokens = NDArray[np.int64]
 LONG_TEXT = 1 << 16
@@ -37,7 +37,7 @@ class Tokenizer:
             ) from error
         try:
             self._tokenizer = genai.Tokenizer(model)
-        except RuntimeError as error:
+        except RUNTIME_ERRORS as error:
             raise TokenizerError(f"{model}: the runtime cannot load its tokenizer: {last_line(error)}") from error
         self.vocabulary = len(self._tokenizer.get_vocab())
         # The runtime cuts every text at the model's context and does not say so: a text made of one frequent
@@ -62,7 +62,7 @@ class Tokenizer:
         """Messages through the chat template. Raises :class:`ChatTemplateError`."""
         try:
             return str(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=answer))
-        except RuntimeError as error:
+        except RUNTIME_ERRORS as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {last_line(error)}") from error
 
     def _encode(self, text: str, *, special: bool) -> Tokens:
