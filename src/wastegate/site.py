@@ -29,6 +29,7 @@ from wastegate.places import Lines, UnknownKeyError, check_names, explain
 _QUIET_SECONDS = 0.25
 """A file that was written to less long ago may be half of what its editor means to save."""
 _PATIENCE_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
 
 
 class ConfigError(ValueError):
@@ -170,7 +171,7 @@ def _settled(path: Path) -> bytes:
                 raise
         if time.monotonic() > deadline:
             raise ConfigError(f"{path}: is still being written to; reload once it is saved")
-        time.sleep(_QUIET_SECONDS / 5)
+        time.sleep(_LOOK_SECONDS)
 
 
 def parse(

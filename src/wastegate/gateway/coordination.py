@@ -98,6 +98,7 @@ class Coordinator:
         self._server: asyncio.Server | None = None
         self._pusher: asyncio.Task[None] | None = None
         self._changed = True
+        self._lasting: dict[str, bytes] = {}
         self._buried = Report()
         """What workers that are gone have counted: it still counts."""
 
@@ -119,8 +120,10 @@ class Coordinator:
         """The fleet is not what the workers were last told."""
         self._changed = True
 
-    def order(self, what: str, body: bytes = b"") -> None:
-        """Tell every worker to do something."""
+    def order(self, what: str, body: bytes = b"", lasting: bool = False) -> None:
+        """Tell every worker to do something; ``lasting``: those that join later, too, in place of the last such order."""
+        if lasting:
+            self._lasting[what] = body
         for peer in self._peers:
             peer.send(frame(Order(what, body)))
 
@@ -188,6 +191,8 @@ class Coordinator:
     def joined(self, peer: _Peer) -> None:
         self._peers.add(peer)
         self._leases.renew(peer, self._now())
+        for what, body in self._lasting.items():
+            peer.send(frame(Order(what, body)))
         peer.send(self.fleet())
 
     def left(self, peer: _Peer) -> None:

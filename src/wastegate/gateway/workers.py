@@ -68,7 +68,10 @@ class Chief:
             self._config, book, now, lambda: coordinator.report(), lambda: coordinator.changed(), self._reloader
         )
         coordinator = Coordinator(steward.world, now, self._timing)
-        self._reloader.parts = (lambda ready: coordinator.order("config", pack(ready.config)), steward.take)
+        self._reloader.parts = (
+            lambda ready: coordinator.order("config", pack(ready.config), lasting=True),
+            steward.take,
+        )
         # Only this user may enter the folder, so only this user's processes can reach the socket in it.
         with tempfile.TemporaryDirectory(prefix="wastegate-") as folder, self._reserve() as reserved:
             meeting = Path(folder) / "claims"
@@ -80,7 +83,7 @@ class Chief:
                 await steward.start()
                 host, _ = address(self._config.listen)
                 port = reserved.getsockname()[1]
-                self.url, self.admin_url = url(host, port), steward.admin_url
+                self.url, self.admin_url = url(host, port, self._config.tls.on), steward.admin_url
                 numbers = range(1, self._config.workers + 1)
                 keepers = [asyncio.ensure_future(self._keep(number, meeting, port)) for number in numbers]
                 await self._all_up(coordinator)
