@@ -14,7 +14,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ import msgspec
 
 from tests.fake_replica import FakeReplica
 from wastegate.core.fleet import Replica
-from wastegate.core.ledger import Entry
+from wastegate.core.ledger import Admission, Entry
 from wastegate.core.world import World
 from wastegate.gateway import control, probe
 from wastegate.gateway.app import Gateway
@@ -177,14 +177,14 @@ class Running:
         self.entries: list[Entry] = []
         """Every call that was written down, in that order."""
         self._news = asyncio.Event()
-        record = self.hub.record
+        write = self.hub.recorder.write
 
-        def watched(entry: Entry) -> None:
-            record(entry)
-            self.entries.append(entry)
+        def watched(admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
+            write(admissions, entries)
+            self.entries.extend(entries)
             self._news.set()
 
-        self.hub.record = watched  # type: ignore[method-assign]
+        self.hub.recorder.write = watched  # type: ignore[method-assign]
 
     @property
     def world(self) -> World:

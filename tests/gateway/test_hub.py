@@ -224,7 +224,7 @@ async def test_connections_to_a_replica_that_goes_are_closed(tmp_path: Path) -> 
 
 async def test_a_claim_is_written_down_with_what_a_lost_call_needs(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     admitted: list[Admission] = []
-    monkeypatch.setattr(hub.recorder, "admit", admitted.append)
+    monkeypatch.setattr(hub.recorder, "write", lambda admissions, entries: admitted.extend(admissions))
     replica = Replica("a", "http://127.0.0.1:1", ("m",), cap=1)
     world_of(hub).set_fleet([replica])
     world_of(hub).set_state("a", "ready")
@@ -237,6 +237,7 @@ async def test_a_claim_is_written_down_with_what_a_lost_call_needs(hub: Hub, mon
     again = hub.claim(flight, plan.call, plan)
     assert again is not None
     assert not again.granted, "its cap is 1"
+    hub.write_down()
     (admission,) = admitted
     assert (admission.id, admission.number, admission.replica) == ("c-1", 1, "a")
     assert (admission.claimed, admission.prompt_tokens, admission.tags) == (claimed.at, 5, (("team", "red"),))

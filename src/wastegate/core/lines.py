@@ -20,6 +20,10 @@ class Lines(Generic[Ticket]):
         self._bound = bound
         self._lines: dict[str, Line[Ticket]] = {}
 
+    def __bool__(self) -> bool:
+        """Somebody waits. Asked for every call, so it counts nobody."""
+        return bool(self._lines)
+
     def __len__(self) -> int:
         """Tickets in all lines together."""
         return sum(len(line) for line in self._lines.values())

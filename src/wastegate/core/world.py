@@ -88,6 +88,10 @@ class World:
         self._health: dict[str, _Health] = {}
         self._tokens = budget.reserve
         self._models: tuple[str, ...] = ()
+        self._serving: dict[str, list[str]] = {}
+        """Model → the replicas that may serve it: asked for every call."""
+        self._failing = False
+        """Some replica's last answer was a failure."""
         self._elsewhere: dict[str, int] = {}
         self._share: Share | None = None
 
@@ -121,6 +125,7 @@ class World:
             states[replica.name] = replace(old, replica=described) if old else ReplicaState(described)
         self._states = states
         self._health = {name: self._health.get(name, _Health()) for name in states}
+        self._count_failing()
         self._elsewhere = {name: load for name, load in self._elsewhere.items() if name in states}
         self._list_models()
 
@@ -131,6 +136,7 @@ class World:
             return
         if state == "ready":
             self._health[name] = _Health()
+            self._count_failing()
         self._states[name] = replace(old, state=state, resting_until=0.0)
 
     def set_models(self, name: str, models: tuple[str, ...], engine: str = "") -> None:
@@ -144,12 +150,27 @@ class World:
 
     def _list_models(self) -> None:
         self._models = models_of(self._states.values())
+        self._serving = {model: self._names(model) for model in self._models}
+
+    def _names(self, model: str) -> list[str]:
+        return [name for name, state in self._states.items() if serves(state, model)]
 
     def view(self, call: Call, now: float, draw: float, ahead: int = 0) -> View:
         """One instant, for one call: the replicas that serve its model, and the draw that policy may use."""
-        model = call.model
-        replicas = tuple(self._seen(state, now) for state in self._states.values() if serves(state, model))
-        return View(now, replicas, draw, ahead, self.retry_allowed, self._models)
+        names = self._serving.get(call.model)
+        if names is None:
+            names = self._names(call.model)
+        states = self._states
+        if self._plain:
+            replicas = tuple([states[name] for name in names])
+        else:
+            replicas = tuple([self._seen(states[name], now) for name in names])
+        return View(now, replicas, draw, ahead, self._tokens >= 1, self._models)
+
+    @property
+    def _plain(self) -> bool:
+        """No breaker is near opening and nobody else has a say: states are seen as they stand."""
+        return not self._failing and not self._elsewhere and self._share is None
 
     def _seen(self, state: ReplicaState, now: float) -> ReplicaState:
         name = state.replica.name
@@ -203,6 +224,7 @@ class World:
         if health is not None:
             self._elsewhere[name] = elsewhere
             health.failures, health.opened_until, health.trial = failures, opened_until, trial
+            self._count_failing()
 
     def alone(self, share: Share) -> None:
         """Nothing is known of other gateways any more: count no load but one's own, and keep to a share of each cap.
@@ -242,11 +264,17 @@ class World:
         health.trial = False
         verdict = result.verdict
         if verdict == "good":
-            health.failures = 0
+            if health.failures:
+                health.failures = 0
+                self._count_failing()
         elif verdict == "bad":
             health.failures += 1
+            self._count_failing()
             if health.failures >= self._breaker.failures:
                 health.opened_until = now + self._breaker.rest
+
+    def _count_failing(self) -> None:
+        self._failing = any(health.failures for health in self._health.values())
 
     @property
     def retry_allowed(self) -> bool:

@@ -56,16 +56,23 @@ class Answer:
         self.status = status
         self.headers = headers
         self.first_byte = self.seen = now
-        if header(headers, b"content-encoding").strip().lower() in (b"gzip", b"deflate"):
+        kind = length = encoding = b""
+        for name, value in headers:
+            if name == b"content-type":
+                kind = kind or value
+            elif name == b"content-length":
+                length = length or value
+            elif name == b"content-encoding":
+                encoding = encoding or value
+        if encoding and encoding.strip().lower() in (b"gzip", b"deflate"):
             # Not asked for; undone here, so that the answer can be read.
             self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
-            self.headers = [pair for pair in headers if pair[0].lower() != b"content-encoding"]
+            self.headers = [pair for pair in headers if pair[0] != b"content-encoding"]
         if status >= 400:
             return
-        if header(headers, b"content-type").lower().startswith(b"text/event-stream"):
+        if kind.lower().startswith(b"text/event-stream"):
             self.reader = StreamReader(not self._call.wants_usage, continued)
         elif self._inflate is None:
-            length = header(headers, b"content-length")
             self._left = int(length) if length.isdigit() else None
 
     def feed(self, data: bytes, now: float) -> bytes:
@@ -167,6 +174,6 @@ class Answer:
 def header(headers: Headers, name: bytes) -> bytes:
     """The first value of a header; empty if it is not there."""
     for key, value in headers:
-        if key.lower() == name:
+        if key == name:
             return value
     return b""

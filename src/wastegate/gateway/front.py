@@ -112,6 +112,7 @@ class Front:
             await asyncio.sleep(0.05)
         for flight in list(hub.flights):
             flight.stop("shutdown")
+        hub.write_down()
         await asyncio.sleep(0)  # let the last writes leave
 
     def close(self) -> None:

@@ -33,13 +33,12 @@ _SWEEP_SECONDS = 0.1
 class Clock:
     """Seconds since the epoch that never go back: the wall is read once, then the monotonic clock counts on."""
 
-    __slots__ = ("_offset",)
+    __slots__ = ("now",)
 
     def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        return time.monotonic() + self._offset
+        monotonic = time.monotonic
+        offset = time.time() - monotonic()
+        self.now: Callable[[], float] = lambda: monotonic() + offset
 
 
 class Hub:
@@ -58,6 +57,8 @@ class Hub:
     ) -> None:
         self.loop = loop
         self.now = now
+        self.tick = now()
+        """The time at the last sweep: good enough for waits of seconds, and free."""
         self.world = world
         self.recorder = recorder
         self.rules = rules
@@ -72,6 +73,10 @@ class Hub:
         self._lines: Lines[Flight] = Lines(line_bound)
         self._pools: dict[str, Pool] = {}
         self._wake_planned = False
+        self._begun: list[Admission] = []
+        self._ended: list[Entry] = []
+        self._then: list[Callable[[], None]] = []
+        self._write_planned = False
         self._sweeper: asyncio.TimerHandle | None = None
 
     # ---- the fleet
@@ -122,7 +127,7 @@ class Hub:
     def admit(self, flight: Flight, call: Call, plan: Plan, now: float) -> None:
         """The slot is taken: write down that the call is on its way."""
         self.leave(flight, call)
-        self.recorder.admit(
+        self._begun.append(
             Admission(
                 call.id,
                 call.arrived,
@@ -138,6 +143,7 @@ class Hub:
                 call.tags,
             )
         )
+        self._write_soon()  # not with the next end: a kill would leave no trace of a call that a replica works on
 
     def released(self, reply: Reply, lease: int, now: float) -> None:
         """The slot is free again."""
@@ -148,9 +154,30 @@ class Hub:
         if self._lines:
             self.changed()
 
-    def record(self, entry: Entry) -> None:
-        self.recorder.end(entry)
+    def record(self, entry: Entry, then: Callable[[], None] | None) -> None:
+        """Write the call's end down; ``then`` is called once that is done."""
         self.tally.count(entry)
+        self._ended.append(entry)
+        if then is not None:
+            self._then.append(then)
+        self._write_soon()
+
+    def _write_soon(self) -> None:
+        if not self._write_planned:
+            self._write_planned = True
+            self.loop.call_soon(self.write_down)
+
+    def write_down(self) -> None:
+        """All that this turn of the event loop has begun and ended goes to the journal in one write; then those who
+        wait for it go on."""
+        self._write_planned = False
+        begun, self._begun = self._begun, []
+        ended, self._ended = self._ended, []
+        waiting, self._then = self._then, []
+        if begun or ended:
+            self.recorder.write(begun, ended)
+        for then in waiting:
+            then()
 
     # ---- the line
 
@@ -194,12 +221,13 @@ class Hub:
     def _sweep(self) -> None:
         """One coarse timer for all flights: cheaper than five timers for each call."""
         self._sweeper = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
-        now = self.now()
+        now = self.tick = self.now()
         for flight in list(self.flights):
             flight.check(now)
         self.changed()  # a rest or a breaker may have run out
 
     def stop(self) -> None:
+        self.write_down()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for pool in self._pools.values():

@@ -84,24 +84,18 @@ class Recorder:
             self.beat()  # the disk may have room again: a line without a call tells
         return bool(self.failing)
 
-    def admit(self, admission: Admission) -> None:
-        """A call is on its way to a replica."""
+    def write(self, admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
+        """Calls that are on their way to a replica, and calls that have ended. After this returns, a kill of this
+        process cannot lose those that have ended."""
         try:
-            self._journal.admit(admission)
+            self._journal.write(admissions, entries)
         except JournalError as error:
-            self._failed(error)
-
-    def end(self, entry: Entry) -> None:
-        """Write the end of a call. After this returns, a kill of this process cannot lose it."""
-        try:
-            self._journal.end(entry)
-        except JournalError as error:
-            self.unrecorded += 1
+            self.unrecorded += len(entries)
             self._failed(error)
             return
         self._works()
         if len(self._pending) < _BACKLOG:
-            self._pending.append(entry)
+            self._pending.extend(entries)
         else:
             self._spilled.add(self._journal.path)
         if self._journal.full:

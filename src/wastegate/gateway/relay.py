@@ -73,6 +73,7 @@ class Flight:
         "_call",
         "_claimed",
         "_client",
+        "_closed",
         "_connection",
         "_dialling",
         "_gone",
@@ -98,6 +99,8 @@ class Flight:
         self._client = client
         self._call = call
         self._life = life
+        self._closed: Closed | None = None
+        """How the call has ended, while its client waits for it to be written down."""
         self._out = out
         self._timers = timers
         self._wait_until = 0.0
@@ -325,8 +328,8 @@ class Flight:
     def hang_up(self) -> None:
         """The client has left. For the engine this frees the sequence: its connection is closed at once."""
         self._gone = True
-        if self._asking:
-            return  # once the slot is granted it is given back
+        if self._asking or self._closed is not None:
+            return  # once the slot is granted it is given back; and what has ended has ended
         if self._plan is not None:
             self._abandon()
             self._reply("hung_up", "the client left")
@@ -401,8 +404,16 @@ class Flight:
         hub = self._hub
         hub.flights.discard(self)
         hub.leave(self, self._call)
-        hub.record(closed.entry)
         if self._gone:
+            hub.record(closed.entry, None)
+        else:
+            self._closed = closed
+            hub.record(closed.entry, self._tell_end)
+
+    def _tell_end(self) -> None:
+        """The call is written down: its client may have the end of its answer."""
+        closed = self._closed
+        if self._gone or closed is None:
             return
         client, answer, refusal = self._client, self._answer, closed.refusal
         if refusal is not None and not self._begun:

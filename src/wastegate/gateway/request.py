@@ -109,16 +109,16 @@ class Gate:
         """None: anybody may call."""
         self._boot = secrets.token_hex(5)
         self._sequence = 0
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[bytes, tuple[str, Route]] = {}
         self.set_routes(routes, timers)
 
     def set_routes(self, routes: Sequence[Route], timers: Timers) -> None:
         """Match every known path once; a request then only looks its path up."""
-        table: dict[str, Route] = {}
+        table: dict[bytes, tuple[str, Route]] = {}
         for raw in (*_COMPLETIONS, *_OTHERS):
             path = raw.decode()
             own = Route(path, path, timers)
-            table[path] = next((route for route in routes if fnmatchcase(path, route.match)), own)
+            table[raw] = path, next((route for route in routes if fnmatchcase(path, route.match)), own)
         self._routes = table
 
     def serve(self, incoming: Incoming, client: Responder) -> None:
@@ -169,17 +169,17 @@ class Gate:
         tenant, client_id, traceparent = "default", "", ""
         tags: list[tuple[str, str]] = []
         for name, value in incoming.headers:
-            if name == _TENANT:
+            if name[:2] != b"x-":
+                if name == b"traceparent":
+                    traceparent = _label(value)
+            elif name == _TENANT:
                 tenant = _label(value) or "default"
             elif name == b"x-request-id":
                 client_id = _label(value)
-            elif name == b"traceparent":
-                traceparent = _label(value)
             elif name.startswith(_TAG) and len(tags) < _MOST_TAGS:
                 tags.append((_label(name[len(_TAG) :]), _label(value)))
         self._sequence += 1
-        text = path.decode()
-        route = self._routes[text]
+        text, route = self._routes[path]
         options = request.stream_options
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         call = Call(

@@ -91,7 +91,7 @@ class ClientConnection(asyncio.Protocol):
         """It was refused, and what it sends is thrown away until it closes."""
         self._offered: Incoming | None = None
         """A request that offers another protocol: it is read again without the offer."""
-        self.since = gate.hub.now()
+        self.since = gate.hub.tick
         """When the connection last began to wait for its client."""
 
     # ---- called by the event loop
@@ -134,7 +134,9 @@ class ClientConnection(asyncio.Protocol):
         log.error("a request could not be served: %s", error.__context__, exc_info=error.__context__)
         if self._flight is None and self._transport is not None:
             self._keep = False
-            self.respond(500, b"application/json", error_body(500, "the gateway has failed on this request; its log says how"))
+            self.respond(
+                500, b"application/json", error_body(500, "the gateway has failed on this request; its log says how")
+            )
         elif self._transport is not None:
             self._transport.abort()
 
@@ -158,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._incoming = Incoming()
-        self.since = self._gate.hub.now()
+        self.since = self._gate.hub.tick
 
     def on_url(self, url: bytes) -> None:
         if self._incoming is not None and self._fits(self._incoming, len(url)):
@@ -252,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer is out. Close, or take the next request."""
         self._flight = None
         self._busy = False
-        self.since = self._gate.hub.now()
+        self.since = self._gate.hub.tick
         if not self._keep or self._gate.draining:
             self._close()
         elif self._ready and not self._closing:
@@ -267,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
     def begin(self, status: int, headers: Headers, length: int | None) -> None:
         """The head of a relayed answer. It waits to be sent with the first body bytes."""
         lines = [b"HTTP/1.1 %d %s\r\n" % (status, _REASONS.get(status, b"Status")), self._request_id]
-        lines += [b"%s: %s\r\n" % (name, value) for name, value in headers if name.lower() not in _OWN]
+        lines += [b"%s: %s\r\n" % (name, value) for name, value in headers if name not in _OWN]
         self._chunked = length is None and not self._http_10
         if length is not None:
             lines.append(b"content-length: %d\r\n" % length)

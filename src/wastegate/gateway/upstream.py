@@ -13,6 +13,7 @@ import httptools
 from msgspec import Struct
 
 Headers = list[tuple[bytes, bytes]]
+"""Names are in lower case."""
 
 MAX_HEAD_BYTES = 64 * 1024
 _FRESH_SECONDS = 4.0
@@ -255,6 +256,7 @@ class Connection(asyncio.Protocol):
             self._keep = False
             return
         self._headers = []
+        self._framed = False
         self._status = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -263,7 +265,10 @@ class Connection(asyncio.Protocol):
             self._lose(f"its answer's headers exceed {MAX_HEAD_BYTES} bytes")
             return
         if not self._status:  # later ones are trailers: the answer's head is complete
+            name = name.lower()
             self._headers.append((name, value))
+            if name == b"content-length" or name == b"transfer-encoding":
+                self._framed = True
 
     def on_headers_complete(self) -> None:
         if self._done or self._exchange is None:
@@ -272,7 +277,6 @@ class Connection(asyncio.Protocol):
         if status < 200:
             return  # an interim answer: the real one follows
         self._status = status
-        self._framed = any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
         self._exchange.on_head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:

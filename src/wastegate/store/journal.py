@@ -60,18 +60,23 @@ class Journal:
         """Bytes at the head that only repeat what an earlier segment says."""
         self._torn = False
 
+    def write(self, admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
+        """Calls that were admitted, or whose attempts (``number`` ≥ 1) start, and calls that have ended: from here on
+        no kill can lose these. All of it is one write, or none of it is there. Raises JournalError."""
+        starts = [b"A" + _encode(admission) + b"\n" for admission in admissions]
+        self._write(b"".join([*starts, *(b"E" + _encode(entry) + b"\n" for entry in entries)]))
+        for admission, line in zip(admissions, starts, strict=True):
+            self._in_flight[admission.id] = self._in_flight.get(admission.id, b"") + line
+        for entry in entries:
+            self._in_flight.pop(entry.id, None)
+
     def admit(self, admission: Admission) -> None:
-        """A call was admitted, or an attempt (``number`` ≥ 1) starts. Raises JournalError."""
-        line = b"A" + _encode(admission) + b"\n"
-        self._write(line)
-        key = admission.id
-        earlier = self._in_flight.get(key)
-        self._in_flight[key] = line if earlier is None else earlier + line
+        """:meth:`write` for one admission."""
+        self.write((admission,), ())
 
     def end(self, entry: Entry) -> None:
-        """A call ended: from here on no kill can lose it. Raises JournalError."""
-        self._write(b"E" + _encode(entry) + b"\n")
-        self._in_flight.pop(entry.id, None)
+        """:meth:`write` for one end."""
+        self.write((), (entry,))
 
     @property
     def full(self) -> bool:
