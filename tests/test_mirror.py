@@ -17,6 +17,7 @@ SUPPORT = frozenset(
         "fake_replies.py",
         "ledgers.py",
         "playbook.py",
+        "redis_server.py",
         "rooms.py",
         "running.py",
         "running_engine.py",

@@ -20,7 +20,7 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, config, control, probe, recorder, tls
+from wastegate.gateway import children, config, control, probe, recorder, shared, tls
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Access, Origin, UrlError
@@ -76,6 +76,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[Route, ...] = ()
     replicas: tuple[_Replica, ...] = ()
     local: children.Config = children.Config()
+    shared: shared.Config = shared.Config()
 
 
 class Site(Struct, frozen=True):
@@ -241,6 +242,7 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
         routes=file.routes,
         replicas=tuple(_replicas(file.replicas, name, access)),
         local=file.local,
+        shared=_shared(file.shared, name, secrets),
         tls=files,
         api_keys=secrets.listed(file.gateway.api_keys_env, ("gateway", "api_keys_env")),
         api_keys_env=file.gateway.api_keys_env,
@@ -252,6 +254,15 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
 
 def _home(path: str) -> str:
     return str(Path(path).expanduser()) if path else ""
+
+
+def _shared(given: shared.Config, name: str, secrets: _Secrets) -> shared.Config:
+    if given.redis and given.redis_env:
+        raise ConfigError(f"{name}: [shared] has both redis and redis_env: keep one")
+    try:
+        return replace(given, redis=given.redis or secrets.one(given.redis_env, ("shared", "redis_env")))
+    except ValueError as error:  # what the environment holds; the error never quotes it
+        raise ConfigError(f"{name}: [shared] redis_env: {error}") from None
 
 
 def _control(admin: control.Config, name: str, secrets: _Secrets) -> control.Config:

@@ -114,6 +114,7 @@ class Gateway:
         )
         front = Front(self._config, steward.world, book, now)
         self.front = front
+        front.hub.link = steward.share(front.hub.changed)
         self._reloader.parts = (front.take, steward.take)
         try:
             await front.listen()

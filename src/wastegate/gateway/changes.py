@@ -39,6 +39,7 @@ def in_force(running: Config, new: Config) -> Config:
         local=running.local,
         control=replace(new.control, listen=running.control.listen),
         ledger=replace(running.ledger, when_full=new.ledger.when_full),
+        shared=running.shared,
     )
     if new.tls.on != running.tls.on:
         kept = replace(kept, tls=running.tls)
@@ -80,6 +81,7 @@ def _sections(config: Config) -> dict[str, Any]:
         "breaker": plain(config.breaker),
         "probe": plain(config.probe),
         "ledger": plain(config.ledger),
+        "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
         "routes": [plain(route) for route in config.routes],
         "replicas": [_replica(replica, config.access.get(replica.name, Access())) for replica in config.replicas],
         "local": {**local, "arguments": _arguments(config.local.arguments)},

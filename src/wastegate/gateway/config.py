@@ -10,7 +10,7 @@ from msgspec import Struct
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, control, probe, recorder
+from wastegate.gateway import children, control, probe, recorder, shared
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.tls import Files
@@ -38,6 +38,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[Route, ...] = ()
     replicas: tuple[Replica, ...] = ()
     local: children.Config = children.Config()
+    shared: shared.Config = shared.Config()
     tls: Files = Files()
     api_keys: tuple[str, ...] = ()
     """What clients must send one of; empty: anybody may call."""

@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from wastegate.core.world import World
 from wastegate.gateway.roster import Roster
+from wastegate.gateway.shared import Status
+from wastegate.gateway.shared import exposition as shared_exposition
 from wastegate.gateway.tally import Report, exposition
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class Control:
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
+        self.shared: Callable[[], Status] | None = None
+        """How this gateway stands with others, if it shares its replicas."""
 
     async def start(self) -> int:
         """The port that it listens on. Raises OSError where it cannot."""
@@ -93,6 +97,8 @@ class Control:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         text = exposition(self._report(), self._world.states) + self._reloader.exposition()
+        if self.shared is not None:
+            text += shared_exposition(self.shared())
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def _state(self, request: web.Request) -> web.Response:
@@ -104,6 +110,7 @@ class Control:
             "unrecorded": report.unrecorded,
             "journal": report.failing or "ok",
             "config": self._reloader.state(),
+            "shared": self.shared() if self.shared is not None else None,
             "replicas": [
                 {
                     "name": s.replica.name,

@@ -4,6 +4,7 @@ one steward, however many processes serve clients."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 
 from wastegate.core.fleet import Replica
@@ -13,6 +14,8 @@ from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, Reloader, prepare_first
 from wastegate.gateway.roster import Roster
+from wastegate.gateway.shared import Desk
+from wastegate.gateway.shared_redis import SharedError
 from wastegate.gateway.tally import Report
 
 _BEAT_SECONDS = 5
@@ -34,6 +37,7 @@ class Steward:
         self._config = config
         reloader = reloader or Reloader(config)
         self._book = book
+        self._now = now
         self.world = World(config.breaker, config.budget)
         self.roster = Roster(self.world, now, book.save_spans, changed)
         self._prober = probe.Prober(self.roster, config.probe)
@@ -43,7 +47,23 @@ class Steward:
         self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
         self._host = host
         self._beater: asyncio.Task[None] | None = None
+        self._desk: Desk | None = None
         self.admin_url = ""
+
+    def share(self, changed: Callable[[], None]) -> Desk | None:
+        """Where slots are to be asked for if other gateways give calls to the same replicas; else None.
+
+        ``changed`` is called when they have changed what the world shows. Raises StartError.
+        """
+        if not self._config.shared.redis:
+            return None
+        try:
+            desk = Desk(self._config.shared, self.world, self._now, changed, socket.gethostname())
+        except SharedError as error:
+            raise StartError(f"replicas cannot be shared with other gateways: {error}") from None
+        self._desk = desk
+        self._control.shared = lambda: desk.status
+        return desk
 
     async def listen(self) -> None:
         """Open the operator's listener. Raises StartError."""
@@ -56,6 +76,8 @@ class Steward:
 
     async def start(self) -> None:
         """Begin to watch the fleet, or to start it."""
+        if self._desk is not None:
+            await self._desk.start()
         await self._prober.start()
         if self._local is not None:
             self._local.start()
@@ -98,5 +120,7 @@ class Steward:
         if self._local is not None:
             await self._local.stop(_CHILD_SECONDS)
         await self._prober.stop()
+        if self._desk is not None:
+            await self._desk.stop()
         await self._control.stop()
         self.roster.close()

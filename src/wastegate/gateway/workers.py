@@ -67,7 +67,9 @@ class Chief:
         steward = Steward(
             self._config, book, now, lambda: coordinator.report(), lambda: coordinator.changed(), self._reloader
         )
-        coordinator = Coordinator(steward.world, now, self._timing)
+        desk = steward.share(lambda: coordinator.changed())
+        share = (lambda: desk.share) if desk is not None else Share
+        coordinator = Coordinator(steward.world, now, self._timing, desk, share)
         self._reloader.parts = (
             lambda ready: coordinator.order("config", pack(ready.config), lasting=True),
             steward.take,
@@ -92,7 +94,7 @@ class Chief:
                 await self._stop.wait()
                 self._stopping = True
                 self._reloader.stop()
-                coordinator.order("drain")
+                coordinator.order("drain", lasting=True)  # one that still starts is told as it joins
                 await asyncio.wait(keepers, timeout=self._reloader.config.limits.drain_seconds + _KILL_AFTER)
             finally:
                 self._stopping = True
