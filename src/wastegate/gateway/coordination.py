@@ -121,7 +121,7 @@ class Coordinator:
         self._changed = True
 
     def order(self, what: str, body: bytes = b"", lasting: bool = False) -> None:
-        """Tell every worker to do something; ``lasting``: those that join later, too, in place of the last such order."""
+        """Tell every worker to do something; ``lasting``: those that join later, too, for the last such order."""
         if lasting:
             self._lasting[what] = body
         for peer in self._peers:
