@@ -73,7 +73,6 @@ class Hub:
         self._lines: Lines[Flight] = Lines(line_bound)
         self._pools: dict[str, Pool] = {}
         self._wake_planned = False
-        self._begun: list[Admission] = []
         self._ended: list[Entry] = []
         self._then: list[Callable[[], None]] = []
         self._write_planned = False
@@ -127,23 +126,22 @@ class Hub:
     def admit(self, flight: Flight, call: Call, plan: Plan, now: float) -> None:
         """The slot is taken: write down that the call is on its way."""
         self.leave(flight, call)
-        self._begun.append(
-            Admission(
-                call.id,
-                call.arrived,
-                call.route,
-                call.path,
-                call.model,
-                call.tenant,
-                call.stream,
-                call.prompt_tokens,
-                plan.number,
-                plan.replica.name if plan.replica is not None else "",
-                now,
-                call.tags,
-            )
+        admission = Admission(
+            call.id,
+            call.arrived,
+            call.route,
+            call.path,
+            call.model,
+            call.tenant,
+            call.stream,
+            call.prompt_tokens,
+            plan.number,
+            plan.replica.name if plan.replica is not None else "",
+            now,
+            call.tags,
         )
-        self._write_soon()  # not with the next end: a kill would leave no trace of a call that a replica works on
+        # At once, before it is sent: a kill must leave a trace of every call that a replica works on.
+        self.recorder.write((admission,), ())
 
     def released(self, reply: Reply, lease: int, now: float) -> None:
         """The slot is free again."""
@@ -160,22 +158,18 @@ class Hub:
         self._ended.append(entry)
         if then is not None:
             self._then.append(then)
-        self._write_soon()
-
-    def _write_soon(self) -> None:
         if not self._write_planned:
             self._write_planned = True
             self.loop.call_soon(self.write_down)
 
     def write_down(self) -> None:
-        """All that this turn of the event loop has begun and ended goes to the journal in one write; then those who
-        wait for it go on."""
+        """All that has ended in this turn of the event loop goes to the journal in one write; then those who wait for
+        it go on."""
         self._write_planned = False
-        begun, self._begun = self._begun, []
         ended, self._ended = self._ended, []
         waiting, self._then = self._then, []
-        if begun or ended:
-            self.recorder.write(begun, ended)
+        if ended:
+            self.recorder.write((), ended)
         for then in waiting:
             then()
 
