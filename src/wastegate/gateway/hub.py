@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ from wastegate.gateway.upstream import Origin, Pool, origin_of
 
 if TYPE_CHECKING:
     from wastegate.gateway.relay import Flight
+
+log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 0.1
 
@@ -171,7 +174,10 @@ class Hub:
         if ended:
             self.recorder.write((), ended)
         for then in waiting:
-            then()
+            try:
+                then()
+            except Exception:  # one client's trouble must not keep the others from their ends
+                log.exception("the end of an answer could not be sent")
 
     # ---- the line
 
