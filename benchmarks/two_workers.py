@@ -160,10 +160,8 @@ def tell(rows: list[Row], file: Path | None) -> int:
     print(f"  ratio        {line(ratio, '{:.2f}')}  ({sum(bool(row.disturbed) for row in rows)} disturbed, dropped)")
     print(f"reproduce: {Path(sys.executable).name} benchmarks/{Path(__file__).name}")
     if file is not None:
-        kept = {name: found for name, found in ((ONE, one), (TWO, two), ("nginx", rival))}
-        file.write_text(
-            json.dumps({"rates": kept, "ratio": None if ratio is None else [ratio.median, ratio.low, ratio.high]})
-        )
+        interval = None if ratio is None else [ratio.median, ratio.low, ratio.high]
+        file.write_text(json.dumps({"rates": {ONE: one, TWO: two, "nginx": rival}, "ratio": interval}))
     passed = ratio is not None and ratio.low >= LEAST and not failed
     print(f"bar: {'pass' if passed else 'fail'}: {line(ratio, '{:.2f}')} × one process, at least {LEAST} is asked for"
           + (f"; {len(failed)} measurements had failed requests" if failed else ""))  # fmt: skip
