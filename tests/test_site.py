@@ -76,6 +76,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         site.load(tmp_path / "x.toml")
 
 
+def test_whoever_only_reads_the_ledger_needs_no_secret(tmp_path: Path) -> None:
+    assert site.ledger_of() == tmp_path / "data/wastegate/ledger.db"
+    path = tmp_path / "x.toml"
+    path.write_text('[gateway]\ndata = "kept"\napi_keys_env = "KEYS"\ntls_cert = "gone"\n[admin]\ntoken_env = "T"\n')
+    assert site.ledger_of(path) == Path("kept/ledger.db")
+    path.write_text('[ledger]\npath = "other.db"\n')
+    assert site.ledger_of(path) == Path("other.db")
+    path.write_text("[ledge]\n")
+    with pytest.raises(ConfigError, match="unknown key 'ledge'; did you mean 'ledger'"):
+        site.ledger_of(path)
+
+
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf[gateway]\nworkers = 2\n")
     assert site.load(tmp_path / "x.toml").gateway.workers == 2

@@ -336,7 +336,7 @@ def _where(arguments: argparse.Namespace) -> Where:
         return At(arguments.ledger)
     from wastegate import site
 
-    return site.load(arguments.config)
+    return At(site.ledger_of(arguments.config))
 
 
 def _print_json(value: object) -> None:

@@ -135,24 +135,41 @@ def load(
     that is being saved at this moment is waited for, some seconds at most, and an empty one is no configuration.
     Raises ConfigError where a named file is missing, or anything in it is wrong.
     """
-    if path is None and os.environ.get("WASTEGATE_CONFIG"):
-        path = Path(os.environ["WASTEGATE_CONFIG"])
-    if path is None and Path("wastegate.toml").is_file():
-        path = Path("wastegate.toml")
+    path = _found(path)
     over = {"listen": listen, "data": str(data) if data is not None else None, "workers": workers}
     if path is None:
         return parse("", "", over, admin)
-    try:
-        written = _settled(path) if again else path.read_bytes()
-        text = written.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
+    written, text = _read(path, again)
     if again and not text.strip():
         raise ConfigError(f"{path}: is empty; write at least [gateway] if all defaults are what you want")
     site = parse(text, str(path), over, admin)
     return replace(site, gateway=replace(site.gateway, sha256=hashlib.sha256(written).hexdigest()))
+
+
+def ledger_of(path: Path | None = None) -> Path:
+    """Where the gateway that ``load`` would configure keeps its ledger. Who only reads that needs none of the
+    gateway's secrets and certificates. Raises ConfigError."""
+    path = _found(path)
+    file, _ = _shaped(_read(path)[1], str(path)) if path is not None else (_File(), None)
+    return Path(file.ledger.path or _data(file) / "ledger.db")
+
+
+def _found(path: Path | None) -> Path | None:
+    if path is None and os.environ.get("WASTEGATE_CONFIG"):
+        return Path(os.environ["WASTEGATE_CONFIG"])
+    if path is None and Path("wastegate.toml").is_file():
+        return Path("wastegate.toml")
+    return path
+
+
+def _read(path: Path, again: bool = False) -> tuple[bytes, str]:
+    try:
+        written = _settled(path) if again else path.read_bytes()
+        return written, written.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start})") from None
 
 
 def _settled(path: Path) -> bytes:
@@ -184,18 +201,7 @@ def parse(
 ) -> Site:
     """The same from the text of a file called ``name``. ``environ``: where secrets are looked up, if not in the
     process's own environment."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: {error}") from None
-    where = Lines(text, name)
-    try:
-        check_names(raw, _File, (), where)
-        file = msgspec.convert(_with_timers(raw), _File, strict=True)
-    except UnknownKeyError as error:
-        raise ConfigError(str(error)) from None
-    except msgspec.ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
+    file, where = _shaped(text, name)
     given = {key: value for key, value in (over or {}).items() if value is not None}
     try:
         file = replace(file, gateway=replace(file.gateway, **given))
@@ -211,6 +217,22 @@ def parse(
         raise ConfigError(f"{name}: {error}") from None
 
 
+def _shaped(text: str, name: str) -> tuple[_File, Lines]:
+    """The file by itself: names and types are right. Raises ConfigError."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    where = Lines(text, name)
+    try:
+        check_names(raw, _File, (), where)
+        return msgspec.convert(_with_timers(raw), _File, strict=True), where
+    except UnknownKeyError as error:
+        raise ConfigError(str(error)) from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
 def _with_timers(raw: dict[str, Any]) -> dict[str, Any]:
     """A route's timers are those of [timers], but for the ones that it sets itself."""
     common = raw.get("timers", {})
@@ -220,8 +242,12 @@ def _with_timers(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
+def _data(file: _File) -> Path:
+    return Path(file.gateway.data).expanduser() if file.gateway.data else data_dir()
+
+
 def _site(file: _File, name: str, secrets: _Secrets) -> Site:
-    data = Path(file.gateway.data).expanduser() if file.gateway.data else data_dir()
+    data = _data(file)
     config.address(file.gateway.listen)
     files = tls.Files(_home(file.gateway.tls_cert), _home(file.gateway.tls_key))
     if files.on:
@@ -259,8 +285,9 @@ def _home(path: str) -> str:
 def _shared(given: shared.Config, name: str, secrets: _Secrets) -> shared.Config:
     if given.redis and given.redis_env:
         raise ConfigError(f"{name}: [shared] has both redis and redis_env: keep one")
+    redis = given.redis or secrets.one(given.redis_env, ("shared", "redis_env"))
     try:
-        return replace(given, redis=given.redis or secrets.one(given.redis_env, ("shared", "redis_env")))
+        return replace(given, redis=redis)
     except ValueError as error:  # what the environment holds; the error never quotes it
         raise ConfigError(f"{name}: [shared] redis_env: {error}") from None
 
