@@ -14,7 +14,7 @@ from tests.fake_replica import FakeReplica, Fault, Json, Reply
 from tests.gateway.running import Answer, Running, Wire, chat, running
 from wastegate.core.call import Call
 from wastegate.core.fleet import Replica
-from wastegate.core.ledger import Admission
+from wastegate.core.ledger import Admission, Entry
 from wastegate.core.lifecycle import lifecycle
 from wastegate.core.plan import Plan, Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget, World
@@ -237,7 +237,6 @@ async def test_a_claim_is_written_down_with_what_a_lost_call_needs(hub: Hub, mon
     again = hub.claim(flight, plan.call, plan)
     assert again is not None
     assert not again.granted, "its cap is 1"
-    hub.write_down()
     (admission,) = admitted
     assert (admission.id, admission.number, admission.replica) == ("c-1", 1, "a")
     assert (admission.claimed, admission.prompt_tokens, admission.tags) == (claimed.at, 5, (("team", "red"),))
@@ -276,3 +275,27 @@ async def test_what_the_operator_is_told(tmp_path: Path) -> None:
         assert (report.flights, report.waiting, report.unrecorded, report.failing) == (3, 2, 0, "")
         replica.release()
         await asyncio.gather(*(answer for _, answer in asked))
+
+
+async def test_all_that_ends_in_one_turn_is_written_at_once_and_one_fault_stops_no_other(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writes: list[list[str]] = []
+    monkeypatch.setattr(hub.recorder, "write", lambda _, entries: writes.append([entry.id for entry in entries]))
+    told: list[str] = []
+
+    def fault() -> None:
+        raise RuntimeError("a mistake")
+
+    hub.record(entry("c-1"), lambda: told.append("c-1"))
+    hub.record(entry("c-2"), fault)
+    hub.record(entry("c-3"), None)
+    hub.record(entry("c-4"), lambda: told.append("c-4"))
+    assert told == [], "nobody is told before it is written down"
+    await asyncio.sleep(0)
+    assert (writes, told) == ([["c-1", "c-2", "c-3", "c-4"]], ["c-1", "c-4"])
+    assert "a mistake" in caplog.text
+
+
+def entry(id: str) -> Entry:
+    return Entry(id, 1.0, 2.0, "chat", "/", "m", "t", "short", False, "finished", 200)

@@ -393,34 +393,42 @@ async def test_a_stream_whose_end_cannot_be_written_down_still_ends(tmp_path: Pa
         await gateway.closed(1)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk that is really full")
-async def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_RETRY_SECONDS", 0.05)
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True, text=True
-    )
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """64 KB of disk, really."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a disk that is really full")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
-    try:
-        config = Config(journal=str(small / "journal"))
-        async with FakeReplica() as replica, running(tmp_path, replica, ledger=config) as gateway:
-            statuses = []
-            while 503 not in statuses:
-                statuses.append((await gateway.post(chat(), headers={"x-wastegate-tag-a": "x" * 64})).status)
-                assert len(statuses) < 500
-            assert set(statuses) == {200, 503}
-            served = len(statuses) - 1
-            assert served > 20
-            await gateway.closed(served)
-            assert gateway.hub.recorder.unrecorded <= 1
-            subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
-            await gateway.until(lambda: not gateway.hub.recorder.refusing, "there is room again")
-            assert (await gateway.post(chat())).status == 200
-            await gateway.closed(served + 1)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def enlarge(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+
+
+async def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_RETRY_SECONDS", 0.05)
+    config = Config(journal=str(small_disk / "journal"))
+    async with FakeReplica() as replica, running(tmp_path, replica, ledger=config) as gateway:
+        statuses: list[int] = []
+        while 503 not in statuses:
+            statuses.append((await gateway.post(chat(), headers={"x-wastegate-tag-a": "x" * 64})).status)
+            assert len(statuses) < 500
+        assert set(statuses) == {200, 503}
+        served = len(statuses) - 1
+        assert served > 20
+        await gateway.closed(served)
+        assert gateway.hub.recorder.unrecorded <= 1
+        enlarge(small_disk)
+        await gateway.until(lambda: not gateway.hub.recorder.refusing, "there is room again")
+        assert (await gateway.post(chat())).status == 200
+        await gateway.closed(served + 1)
 
 
 @pytest.mark.parametrize(
