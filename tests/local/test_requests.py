@@ -213,3 +213,29 @@ def test_any_bytes_are_either_an_object_or_refused(body: bytes) -> None:
         assert isinstance(parse_body(body), dict)
     except RequestError as problem:
         msgspec.json.encode(str(problem))
+
+
+ANSWER: list[dict[str, str]] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+
+
+def test_an_answer_may_go_on_from_its_beginning() -> None:
+    assert chat(messages=ANSWER, continue_final_message=True, add_generation_prompt=False).continues
+    assert chat(messages=ANSWER, continue_final_message=True).continues
+    assert not chat(messages=ANSWER, add_generation_prompt=True).continues
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"messages": ANSWER, "continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": ANSWER, "add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_a_beginning_that_is_none_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_a_completion_goes_on_from_its_prompt_anyway() -> None:
+    with pytest.raises(RequestError, match="assistant"):
+        completion(continue_final_message=True)

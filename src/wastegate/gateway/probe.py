@@ -115,7 +115,8 @@ class Prober:
                 work = Work(
                     prefill, decode, kv, float(fixed) if isinstance(fixed, int | float) else 0.0, "engine steps"
                 )
-                self._roster.measured(replica.name, work)
+                capacity = body.get("kv_capacity_tokens")
+                self._roster.measured(replica.name, work, capacity if isinstance(capacity, int) else None)
 
     async def _get(self, replica: Replica, path: str) -> tuple[int, Any]:
         """(status, JSON body or None); (0, None) where there was no answer."""

@@ -30,7 +30,7 @@ class Roster:
         """Called when the fleet is not what it was: an address, a state, a model."""
         self._replicas: dict[str, Replica] = {}
         self._spans: dict[str, ReplicaSpan] = {}
-        self._work: dict[str, Work] = {}
+        self._work: dict[str, tuple[Work, int | None]] = {}
         self._probed: dict[str, float] = {}
         self._unmeasurable: set[str] = set()
         self._drained: set[str] = set()
@@ -147,9 +147,9 @@ class Roster:
         """This engine does not say what its steps cost."""
         self._unmeasurable.add(name)
 
-    def measured(self, name: str, work: Work) -> None:
-        """The replica's own measure of its step time."""
-        self._work[name] = work
+    def measured(self, name: str, work: Work, kv_capacity: int | None = None) -> None:
+        """The replica's own measure of its step time, and how many tokens its KV cache holds."""
+        self._work[name] = work, kv_capacity
 
     def _begin(self, name: str, phase: Phase) -> None:
         now = self._now()
@@ -170,6 +170,7 @@ class Roster:
     def _current(self, name: str, end: float | None) -> ReplicaSpan:
         state = next((s for s in self._world.states if s.replica.name == name), None)
         models = state.replica.models if state is not None else ()
+        work, kv_capacity = self._work.get(name, (None, None))
         return replace(
             self._spans[name],
             end=end,
@@ -177,7 +178,8 @@ class Roster:
             model=models[0] if models else "",
             engine=state.replica.engine if state is not None else "",
             probe_seconds=self._probed.get(name, 0.0),
-            work=self._work.get(name),
+            work=work,
+            kv_capacity=kv_capacity,
         )
 
     def _end(self, name: str) -> None:

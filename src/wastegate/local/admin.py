@@ -19,10 +19,12 @@ from wastegate.local.requests import RequestError, parse_body
 class Admin:
     """``/admin/limits`` and ``/admin/work``."""
 
-    def __init__(self, child: Child, metrics: Metrics, token: str) -> None:
+    def __init__(self, child: Child, metrics: Metrics, token: str, kv_capacity: int) -> None:
         self._child = child
         self._metrics = metrics
         self._token = token
+        self._kv_capacity = kv_capacity
+        """Tokens."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -42,7 +44,7 @@ class Admin:
 
     async def _work(self, request: web.Request) -> web.Response:
         self._allow(request)
-        return _json(self._metrics.times.cost())
+        return _json({**msgspec.to_builtins(self._metrics.times.cost()), "kv_capacity_tokens": self._kv_capacity})
 
     def _load(self) -> dict[str, int]:
         return {"running": self._metrics.running, "waiting": self._metrics.waiting}

@@ -112,10 +112,15 @@ class Answers:
                 )
             return np.array(ask.prompt, dtype=np.int64)
         try:
-            text = ask.prompt if ask.messages is None else self._tokenizer.render(ask.messages)
+            text = ask.prompt if ask.messages is None else self._rendered(ask.messages, ask.continues)
         except ChatTemplateError as problem:
             raise RequestError(str(problem), "messages") from problem
         return await self._tokenizer.tokens(text, special=ask.messages is None)
+
+    def _rendered(self, messages: tuple[dict[str, str], ...], continues: bool) -> str:
+        if continues:  # the header of an answer, then what there is of it
+            return self._tokenizer.render(messages[:-1]) + messages[-1]["content"]
+        return self._tokenizer.render(messages)
 
     def _sampling(self, ask: Ask, prompt: int) -> Sampling:
         """Room for the answer, within the context. Raises :class:`RequestError`."""

@@ -45,6 +45,8 @@ class Ask(Struct, frozen=True):
     stop: tuple[str, ...]
     ignore_eos: bool
     priority: int
+    continues: bool = False
+    """The last message is the beginning of the answer, which goes on from it."""
 
 
 # No effect on an answer, whatever they hold.
@@ -74,7 +76,7 @@ _SERVED = frozenset(
     {
         "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "temperature",
         "top_p", "top_k", "min_p", "stream", "stream_options", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "ignore_eos", "priority",
+        "repetition_penalty", "ignore_eos", "priority", "continue_final_message", "add_generation_prompt",
     }
 )  # fmt: skip
 
@@ -96,8 +98,9 @@ def parse_ask(fields: Mapping[str, Any], *, chat: bool, model: str) -> Ask:
     _refuse_unserved(given, "prompt" if chat else "messages")
     _check_model(given, model)
     stream = _flag(given, "stream")
+    messages = parse_messages(given) if chat else None
     return Ask(
-        messages=parse_messages(given) if chat else None,
+        messages=messages,
         prompt="" if chat else _prompt(given),
         max_tokens=_max_tokens(given),
         n=_whole(given, "n", 1, 1, MAX_ANSWERS),
@@ -114,6 +117,7 @@ def parse_ask(fields: Mapping[str, Any], *, chat: bool, model: str) -> Ask:
         stop=_stops(given),
         ignore_eos=_flag(given, "ignore_eos"),
         priority=_whole(given, "priority", 0, -(1 << 31), 1 << 31),
+        continues=_continues(given, messages),
     )
 
 
@@ -123,6 +127,20 @@ def parse_messages(fields: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
     return tuple(_message(message, f"messages[{at}]") for at, message in enumerate(messages))
+
+
+def _continues(given: Mapping[str, Any], messages: tuple[dict[str, str], ...] | None) -> bool:
+    """vLLM's pair of parameters: ``continue_final_message`` with ``add_generation_prompt`` false."""
+    continues = _flag(given, "continue_final_message")
+    if continues and (messages is None or messages[-1]["role"] != "assistant"):
+        raise RequestError("continue_final_message needs an assistant's message as the last", "continue_final_message")
+    opens = given.get("add_generation_prompt", not continues)
+    if opens is not (not continues):
+        raise RequestError(
+            f"add_generation_prompt must be {_short(not continues)} with continue_final_message {_short(continues)}",
+            "add_generation_prompt",
+        )
+    return continues
 
 
 def _message(message: Any, where: str) -> dict[str, str]:

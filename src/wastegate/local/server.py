@@ -72,7 +72,7 @@ class Server:
             context=config.loop.context,
             prefix_caching=config.loop.prefix_caching,
         )
-        self._admin = Admin(self._child, self._metrics, config.admin_token)
+        self._admin = Admin(self._child, self._metrics, config.admin_token, config.loop.kv_blocks * BLOCK)
         self._created = int(time.time())
 
     async def run(self) -> int:
