@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -303,3 +304,14 @@ def test_an_empty_file_is_no_configuration_to_go_on_with(tmp_path: Path) -> None
     assert site.load(path).gateway.replicas == ()
     with pytest.raises(ConfigError, match="is empty; write at least"):
         site.load(path, again=True)
+
+
+# ---- what the pages show
+
+
+def test_the_configurations_in_the_pages_are_good() -> None:
+    pages = sorted((Path(__file__).parent.parent / "docs").glob("*.md"))
+    blocks = [block for page in pages for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.M | re.S)]
+    assert len(blocks) >= 3
+    for block in blocks:
+        site._shaped(block, "a page")
