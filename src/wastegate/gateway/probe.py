@@ -93,7 +93,9 @@ class Prober:
         status, body = await self._get(replica, "/v1/models")
         if status != 200 or not isinstance(body, dict):
             return False
-        rows = [row for row in body.get("data") or [] if isinstance(row, dict) and isinstance(row.get("id"), str)]
+        data = body.get("data")
+        listed = data if isinstance(data, list) else []
+        rows = [row for row in listed if isinstance(row, dict) and isinstance(row.get("id"), str)]
         if not rows:
             return False
         engine = replica.engine or str(rows[0].get("owned_by", ""))
@@ -133,8 +135,8 @@ class Prober:
             ) as answer:
                 try:
                     return answer.status, await answer.json(content_type=None)
-                except ValueError:
+                except (ValueError, RecursionError):
                     return answer.status, None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a host that cannot be a name
             log.debug("probe of %s %s: %s", replica.name, path, error)
             return 0, None
