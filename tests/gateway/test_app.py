@@ -158,6 +158,7 @@ async def test_a_half_written_file_does_no_harm(tmp_path: Path) -> None:
     assert "replica one: removed" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the workers in /proc, which is Linux's")
 async def test_workers_reload_together_and_one_that_is_started_anew_follows(tmp_path: Path) -> None:
     async with FakeReplica() as replica:
         text = replica_text(replica)

@@ -130,6 +130,14 @@ async def test_a_file_that_cannot_be_read_in_time_is_given_up(monkeypatch: pytes
         free.set()
 
 
+async def test_a_gateway_that_stops_takes_nothing_any_more() -> None:
+    reloader = Reloader(PLAIN, lambda: replace(PLAIN, timers=Timers(total=1.0)))
+    reloader.stop()
+    with pytest.raises(ReloadError, match="shutting down"):
+        await reloader.reload()
+    assert reloader.config == PLAIN
+
+
 async def test_without_a_file_there_is_nothing_to_reload() -> None:
     with pytest.raises(ReloadError, match="not started from a configuration that could be read again"):
         await Reloader(PLAIN).reload()
@@ -267,6 +275,37 @@ async def test_a_replica_that_moves_is_found_at_its_new_address(tmp_path: Path) 
         while await wire.piece(answer):
             pass
         assert answer.body.endswith(b"data: [DONE]\n\n"), "its call at the old address goes on"
+
+
+async def test_no_call_notices_a_fleet_that_changes_all_the_time(tmp_path: Path) -> None:
+    file = File()
+    stream = Reply(body=Sse(chunks=4, gap=0.01))
+    async with (
+        FakeReplica(stream) as one,
+        FakeReplica(stream) as two,
+        FakeReplica(stream) as three,
+        running(tmp_path, one, two, load=file) as gateway,
+    ):
+        fleets = [(one, two), (two, three), (three,), (three, one)]
+
+        async def talk() -> None:
+            for _ in range(8):
+                answer = await gateway.post(chat(stream=True))
+                assert answer.body.endswith(b"data: [DONE]\n\n")
+
+        calls = [asyncio.ensure_future(talk()) for _ in range(12)]
+        changes = 0
+        while not all(call.done() for call in calls):
+            fleet = fleets[changes % len(fleets)]
+            named = {one: "r1", two: "r2", three: "r3"}
+            await change(gateway, file, replicas=tuple(Replica(named[each], each.url) for each in fleet))
+            changes += 1
+            await asyncio.sleep(0.02)
+        for call in calls:
+            await call
+        assert changes >= 8
+        assert {entry.outcome for entry in await gateway.closed(96)} == {"finished"}
+        assert all(len(entry.attempts) == 1 for entry in gateway.entries), "nothing had to be tried again"
 
 
 async def test_a_stale_connection_is_replaced_by_one_to_where_the_call_was_sent(tmp_path: Path) -> None:

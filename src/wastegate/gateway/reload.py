@@ -80,6 +80,7 @@ class Reloader:
         self._turn = asyncio.Lock()
         self._wished = False
         self._granting: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def wish(self) -> None:
         """Reload soon; the log says what came of it. Many wishes at once are one, but none is lost: a file that has
@@ -109,6 +110,8 @@ class Reloader:
             except Exception as error:  # a fault of ours must not cost the operator the gateway that runs
                 log.exception("reading the configuration failed")
                 raise self._failed(f"{type(error).__name__}: {error}") from None
+            if self._stopped:
+                raise self._failed("the gateway is shutting down")
             return self._take(new, ready)
 
     def _read(self) -> tuple[Config, Ready]:
@@ -145,6 +148,7 @@ class Reloader:
 
     def stop(self) -> None:
         """No reload any more."""
+        self._stopped = True
         if self._granting is not None:
             self._granting.cancel()
 

@@ -58,9 +58,9 @@ class Origin:
     def __init__(self, url: str, access: Access | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UrlError(f"{url!r} is not an http:// or https:// URL with a host")
-        if parts.query or parts.fragment or parts.username:
-            raise UrlError(f"{url!r}: a replica's URL may have no user, query or fragment")
+            raise UrlError(f"{_shown(url)!r} is not an http:// or https:// URL with a host")
+        if parts.query or parts.fragment or parts.username or parts.password:
+            raise UrlError(f"{_shown(url)!r}: a replica's URL may have no user, query or fragment")
         self.url = url
         self.host = parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -77,6 +77,11 @@ class Origin:
         """The client's header lines (names in lower case), with the replica's own key in place of the client's."""
         lines = [line for line in given.split(b"\r\n") if line and not line.startswith(b"authorization:")]
         return self.authorization + b"".join([line + b"\r\n" for line in lines])
+
+
+def _shown(url: str) -> str:
+    """Without what may be a secret."""
+    return re.sub(r"//[^/@]*@", "//…@", url.partition("?")[0])
 
 
 def origin_of(url: str, *known: Origin | None) -> Origin:
