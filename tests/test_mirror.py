@@ -15,6 +15,7 @@ SUPPORT = frozenset(
         "conftest.py",
         "fake_replica.py",
         "fake_replies.py",
+        "gateway_process.py",
         "ledgers.py",
         "playbook.py",
         "redis_server.py",
