@@ -97,13 +97,10 @@ class Child:
 
     async def _live(self) -> str:
         """One life of the process: from start to exit. Returns how it ended."""
-        with self._log_path.open("wb") as output:
-            try:
-                self._process = process = await asyncio.create_subprocess_exec(
-                    *self._command(), stdout=asyncio.subprocess.PIPE, stderr=output, start_new_session=True
-                )
-            except OSError as error:
-                return f"could not be started ({error})"
+        try:
+            self._process = process = await self._spawn()
+        except OSError as error:
+            return f"could not be started ({error})"
         try:
             url = await asyncio.wait_for(self._ready(process), self._config.load_seconds)
         except TimeoutError:
@@ -122,12 +119,26 @@ class Child:
             pass
         return f"ended with exit status {await process.wait()}"
 
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        """The log of the life before is kept beside the new one: it says why that life ended."""
+        if self._log_path.exists():
+            self._log_path.replace(self._log_path.with_suffix(".log.1"))
+        with self._log_path.open("wb") as output:
+            return await asyncio.create_subprocess_exec(
+                *self._command(), stdout=asyncio.subprocess.PIPE, stderr=output, start_new_session=True
+            )
+
     async def _ready(self, process: asyncio.subprocess.Process) -> str | None:
         assert process.stdout is not None
-        async for line in process.stdout:
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:
+                continue  # a line too long to be the one that is waited for
             if line.startswith(_READY):
                 return line[len(_READY) :].decode().strip()
-        return None
+            if not line:
+                return None
 
     async def stop(self, seconds: float) -> None:
         """Ask it to drain, then insist."""
