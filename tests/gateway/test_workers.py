@@ -109,16 +109,21 @@ class Crew:
 
 @asynccontextmanager
 async def crew(
-    data: Path, *replicas: FakeReplica, cap: int | None = None, timing: Timing = TIMING, **members: Any
+    data: Path,
+    *replicas: FakeReplica,
+    workers: int = 2,
+    cap: int | None = None,
+    timing: Timing = TIMING,
+    **members: Any,
 ) -> AsyncIterator[Crew]:
-    """Two workers in front of the replicas. At the end nobody is left, and each call is in the ledger once."""
+    """Workers in front of the replicas. At the end nobody is left, and each call is in the ledger once."""
     fleet = tuple(Replica(f"r{number}", replica.url, cap=cap) for number, replica in enumerate(replicas, 1))
     members = {
         "control": control.Config(listen="127.0.0.1:0"),
         "probe": probe.Config(every=0.1, timeout=1.0),
         **members,
     }
-    chief = Chief(Config(data=data, listen="127.0.0.1:0", workers=2, replicas=fleet, **members), timing=timing)
+    chief = Chief(Config(data=data, listen="127.0.0.1:0", workers=workers, replicas=fleet, **members), timing=timing)
     started = asyncio.Event()
     task = asyncio.create_task(chief.run(started.set))
     first = asyncio.create_task(started.wait())
@@ -135,7 +140,7 @@ async def crew(
         await here.until(ready, "all replicas are ready")
         yield here
     finally:
-        pids = [here.pid(number) for number in (1, 2)]
+        pids = [here.pid(number) for number in range(1, workers + 1)]
         for pid in pids:
             if alive(pid):
                 os.kill(pid, signal.SIGCONT)
@@ -188,6 +193,27 @@ def _count(ledger: Ledger, count: int) -> Callable[[], Awaitable[bool]]:
         return ledger.count() == count
 
     return true
+
+
+async def test_a_workers_line_keeps_the_order_of_arrival(tmp_path: Path) -> None:
+    async with FakeReplica(HELD) as replica, crew(tmp_path, replica, workers=1, cap=1) as here:
+        wires = []
+        for number in range(8):
+            wire = await Wire.connect(here.url)
+            wire.post(chat(f"call {number}", stream=True))
+            wires.append(wire)
+
+            async def arrived(number: int = number) -> bool:
+                state = await here.state()
+                return bool(state["in_flight"] == number + 1)
+
+            await here.until(arrived, f"{number + 1} have arrived")
+        replica.default = Reply()
+        replica.release()
+        for wire in wires:
+            assert (await wire.answer()).complete
+        said = [re.findall(r"call \d", call.body.decode()) for call in replica.calls]
+        assert said == [[f"call {number}"] for number in range(8)]
 
 
 async def test_a_killed_worker_loses_its_own_streams_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
