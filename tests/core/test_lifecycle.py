@@ -235,6 +235,10 @@ def test_a_plan_that_holds_nothing_is_a_bug_in_a_lever() -> None:
         ({"status": 200, "reason": "cut: gone", "started": True, "can_continue": True}, True),
         ({"status": 200, "reason": "timeout: idle", "started": True, "can_continue": True}, True),
         ({"status": 200, "reason": "timeout: total", "started": True, "can_continue": True}, False),
+        ({"reason": "connect: refused", "started": True, "can_continue": True}, True),
+        ({"reason": "timeout: connect", "started": True, "can_continue": True}, True),
+        ({"status": 503, "reason": "status 503", "started": True, "can_continue": True}, True),
+        ({"status": 400, "reason": "status 400", "started": True, "can_continue": True}, False),
         ({"status": 200, "reason": "error event: boom", "started": True, "can_continue": True}, False),
     ],
 )

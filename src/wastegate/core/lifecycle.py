@@ -60,11 +60,11 @@ def may_retry(reply: Reply, tried: tuple[Attempt, ...], view: View, rules: Rules
     failed = {earlier.replica for earlier in tried}
     if not any(state.fit(view.now) for state in view.replicas if state.replica.name not in failed):
         return False  # one that is only full will do: the call then waits for it
-    if reply.started:
-        return attempt.reason.startswith("cut") or attempt.reason == "timeout: idle"
     if attempt.status is not None and attempt.status >= 400:
         return attempt.status in rules.retry_statuses
-    return not attempt.reason.startswith("timeout") or attempt.reason == "timeout: connect"
+    if attempt.reason.startswith("timeout"):
+        return attempt.reason == "timeout: connect" or (reply.started and attempt.reason == "timeout: idle")
+    return not reply.started or attempt.reason.startswith(("cut", "connect"))
 
 
 def _answered(call: Call, reply: Reply, tried: tuple[Attempt, ...], trail: tuple[str, ...]) -> Closed:

@@ -100,9 +100,9 @@ class Hub:
         self._pools = pools
         self.changed()
 
-    def pool(self, plan: Plan) -> Pool:
-        assert plan.replica is not None
-        return self._pools[plan.replica.name]
+    def pool(self, plan: Plan) -> Pool | None:
+        """The connections to the plan's replica; None if it has left the fleet since the plan was made."""
+        return self._pools.get(plan.replica.name) if plan.replica is not None else None
 
     def prepare(self, call: Call, prompt: bytes) -> Call:
         """The call with all that policy may want to know of its prompt."""

@@ -232,6 +232,9 @@ class Flight:
             self._reply("failed", "cut: nothing of the answer was left to ask for")
             return
         pool = self._pool = self._hub.pool(command.plan)
+        if pool is None:
+            self._reply("failed", "connect: it has left the fleet")
+            return
         connection = pool.take()
         if connection is None:
             self._dial(pool)
