@@ -18,6 +18,9 @@ UsageSource = Literal["engine", "counted", "estimated", "none"]
 """Where a token count comes from: the engine's usage, tokens counted in the stream as it passed, a
 guess from bytes, or nowhere."""
 
+SHUTDOWN = "shutdown"
+"""The reason of an attempt that the gateway's own end cut short."""
+
 Phase = Literal["loading", "warmup", "serving", "draining"]
 
 Basis = Literal["EXACT", "DEGRADED", "GATEWAY"]

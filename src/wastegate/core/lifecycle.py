@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from wastegate.core.call import Call, length_class
 from wastegate.core.effects import Claim, Claimed, Closed, Command, Event, Look, Prepare, Queue, Reply, Send, Woken
 from wastegate.core.fleet import View
-from wastegate.core.ledger import Attempt, Entry, Outcome
+from wastegate.core.ledger import SHUTDOWN, Attempt, Entry, Outcome
 from wastegate.core.plan import Plan, Refusal, Rules, Timers, baseline
 
 Lever = Callable[[Plan, View], Plan]
@@ -55,6 +55,8 @@ def may_retry(reply: Reply, tried: tuple[Attempt, ...], view: View, rules: Rules
     but for "connect", and for "idle" in the middle of a stream: the client has waited enough.
     """
     attempt = reply.attempt
+    if attempt.reason == SHUTDOWN:
+        return False
     if (reply.started and not reply.can_continue) or len(tried) >= rules.max_attempts or not view.retry_allowed:
         return False
     failed = {earlier.replica for earlier in tried}
@@ -82,6 +84,8 @@ def _answered(call: Call, reply: Reply, tried: tuple[Attempt, ...], trail: tuple
 
 def _failure(last: Attempt) -> Refusal:
     """The gateway's own words for a replica that gave no answer, or only the beginning of one."""
+    if last.reason == SHUTDOWN:
+        return Refusal(503, f"the gateway was shut down before replica {last.replica} had answered", SHUTDOWN, 1.0)
     if last.reason.startswith("timeout"):
         timer = last.reason.removeprefix("timeout: ")
         message = f"replica {last.replica} did not answer in time: the {timer!r} timer fired"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from wastegate.core.call import Call
 from wastegate.core.effects import Reply
 from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View
-from wastegate.core.ledger import Outcome
+from wastegate.core.ledger import SHUTDOWN, Outcome
 from wastegate.core.plan import Plan
 from wastegate.core.shares import Share
 
@@ -44,7 +44,9 @@ class Result(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, reply: Reply) -> Result:
         attempt = reply.attempt
-        return cls(attempt.replica, attempt.outcome, attempt.status, reply.retry_after)
+        ours = attempt.reason == SHUTDOWN or (attempt.reason == "timeout: total" and attempt.first_byte is not None)
+        outcome: Outcome = "lost" if ours else attempt.outcome  # nothing is said of a replica that was at work
+        return cls(attempt.replica, outcome, attempt.status, reply.retry_after)
 
     @property
     def replicas_fault(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from wastegate.core.world import Mirror, World
 from wastegate.gateway.config import Config, StartError, address, url
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _SWEEP_SECONDS = 1.0
+_FLUSH_SECONDS = 1.0
+"""At the end, for the last bytes to leave: they lie in buffers that go with this process."""
 
 
 def open_book(config: Config, worker: str, now: Callable[[], float]) -> Recorder:
@@ -107,13 +109,16 @@ class Front:
             connection.drain()
         hub = self.hub
         log.info("shutting down: %d calls in flight", len(hub.flights))
-        deadline = hub.now() + self._config.limits.drain_seconds
-        while hub.flights and hub.now() < deadline:  # noqa: ASYNC110  # a poll at shutdown, not on the hot path
-            await asyncio.sleep(0.05)
+        await self._until_empty(hub.flights, self._config.limits.drain_seconds)
         for flight in list(hub.flights):
-            flight.stop("shutdown")
+            flight.stop()
         hub.write_down()
-        await asyncio.sleep(0)  # let the last writes leave
+        await self._until_empty(self.gate.connections, _FLUSH_SECONDS)
+
+    async def _until_empty(self, some: Collection[object], seconds: float) -> None:
+        deadline = self.hub.now() + seconds
+        while some and self.hub.now() < deadline:  # a poll at shutdown, not on the hot path
+            await asyncio.sleep(0.02)
 
     def close(self) -> None:
         """After the drain: nothing is left but connections to replicas."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from wastegate.core.call import Call
 from wastegate.core.effects import Claim, Claimed, Closed, Event, Look, Prepare, Queue, Reply, Send, Woken
-from wastegate.core.ledger import Attempt, Outcome
+from wastegate.core.ledger import SHUTDOWN, Attempt, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
 from wastegate.gateway.answer import Answer
@@ -339,13 +339,13 @@ class Flight:
         else:
             self._leave_line("hung_up")
 
-    def stop(self, why: str) -> None:
+    def stop(self) -> None:
         """The gateway shuts down and cannot wait longer."""
         if self._asking:
             return
         if self._plan is not None:
             self._abandon()
-            self._reply("failed", f"timeout: {why}")
+            self._reply("failed", SHUTDOWN)
         else:
             self._leave_line("deadline")
 
