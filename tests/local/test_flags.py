@@ -24,12 +24,12 @@ def test_without_flags_the_options_are_their_own_defaults() -> None:
 def test_each_flag_reaches_its_option() -> None:
     arguments = parse(
         "engine", "--model", "a/b.gguf", "--host", "::1", "--port", "0", "--cap", "3", "--queue", "4",
-        "--context", "99", "--kv-gb", "0.5", "--step-tokens", "64", "--threads", "2", "--hint", "latency",
+        "--context", "99", "--kv-gb", "0.5", "--step-tokens", "64", "--threads", "2", "--hint", "throughput",
         "--kv-precision", "f16", "--no-prefix-caching", "--drain", "5", "--admin-token", "t",
     )  # fmt: skip
     assert options_of(arguments) == EngineOptions(
         name="b", host="::1", port=0, cap=3, queue=4, context=99, kv_gb=0.5, batched_tokens=64, threads=2,
-        hint="latency", kv_precision="f16", prefix_caching=False, drain=5.0, admin_token="t",
+        hint="throughput", kv_precision="f16", prefix_caching=False, drain=5.0, admin_token="t",
     )  # fmt: skip
     assert options_of(parse("engine", "--model", "x.gguf", "--name", "mine")).name == "mine"
 

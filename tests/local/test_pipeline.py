@@ -127,5 +127,5 @@ def test_a_model_that_the_runtime_does_not_take_is_said_in_one_line(tmp_path: Pa
 def test_what_runs_can_be_read(pipeline: Pipeline) -> None:
     settings = pipeline.settings()
     assert settings["KV_CACHE_PRECISION"] == "u8"
-    assert settings["PERFORMANCE_HINT"] == "THROUGHPUT"
+    assert settings["PERFORMANCE_HINT"] == "LATENCY"
     assert settings["cores"].startswith("[")

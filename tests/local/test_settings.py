@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused(tiny: Path, fields: dict[str, Any]) -> None:
 
 
 def test_the_hint_is_handed_on_as_the_runtime_writes_it(tiny: Path) -> None:
-    assert configure(options(hint="latency"), tiny).loop.hint == "LATENCY"
+    assert configure(options(hint="throughput"), tiny).loop.hint == "THROUGHPUT"
     assert configure(options(hint="none"), tiny).loop.hint == ""
 
 

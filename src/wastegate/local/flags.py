@@ -78,7 +78,7 @@ def _machine(group: Any) -> None:
         help="cores to compute on, as in 0,2-3 (default: all). Engines side by side need cores of their own: on the "
         "same ones they halve each other")  # fmt: skip
     add("--threads", type=int, default=0, metavar="N", help="threads that compute (default: one for each core)")
-    add("--hint", choices=("throughput", "latency", "none"), default="throughput",
+    add("--hint", choices=("latency", "throughput", "none"), default="latency",
         help="what the runtime is tuned for (default: %(default)s)")  # fmt: skip
     add("--kv-precision", choices=("u8", "f16", "bf16", "f32"), default="u8",
         help="what KV is kept in (default: %(default)s)")  # fmt: skip

@@ -28,7 +28,7 @@ class LoopConfig(Struct, frozen=True):
     """Cores that the loop is bound to, before the runtime counts them; empty for all."""
     threads: int = 0
     """0 lets the runtime choose."""
-    hint: str = "THROUGHPUT"
+    hint: str = "LATENCY"
     kv_precision: str = "u8"
     inference_precision: str = ""
     batched_tokens: int = 256

@@ -40,7 +40,7 @@ class EngineOptions(Struct, frozen=True):
     """0 takes the model's own."""
     kv_gb: float = 1.0
     kv_precision: str = "u8"
-    hint: str = "throughput"
+    hint: str = "latency"
     prefix_caching: bool = True
     batched_tokens: int = 256
     drain: float = 30.0
