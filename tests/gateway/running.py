@@ -174,6 +174,8 @@ class Running:
         self.data = data
         self.trust = trust
         """Whom its clients trust, where it speaks TLS."""
+        self.task: asyncio.Task[None] | None = None
+        """The gateway's own run: done when it has ended."""
         self.entries: list[Entry] = []
         """Every call that was written down, in that order."""
         self._news = asyncio.Event()
@@ -288,6 +290,7 @@ async def running(
         first.cancel()
         task.result()
     here = Running(gateway, data, trust)
+    here.task = task
     try:
         if ready:
             await here.ready(len(fleet))

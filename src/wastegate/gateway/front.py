@@ -117,7 +117,7 @@ class Front:
 
     async def _until_empty(self, some: Collection[object], seconds: float) -> None:
         deadline = self.hub.now() + seconds
-        while some and self.hub.now() < deadline:  # a poll at shutdown, not on the hot path
+        while some and self.hub.now() < deadline:  # noqa: ASYNC110  # a poll at shutdown, not on the hot path
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
