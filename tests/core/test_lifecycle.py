@@ -60,6 +60,7 @@ def test_a_failed_attempt_is_tried_elsewhere_and_both_are_kept() -> None:
         ("connect: refused", 502, "upstream_failed"),
         ("timeout: first byte", 504, "timeout_first_byte"),
         ("timeout: connect", 504, "timeout_connect"),
+        ("shutdown", 503, "shutdown"),
     ],
 )
 def test_the_last_failure_is_told_to_the_client(reason: str, status: int, code: str) -> None:
@@ -70,6 +71,12 @@ def test_the_last_failure_is_told_to_the_client(reason: str, status: int, code: 
     assert (closed.refusal.status, closed.refusal.code) == (status, code)
     assert "a" in closed.refusal.message
     assert (closed.entry.outcome, closed.entry.status) == ("failed", status)
+
+
+def test_what_the_gateways_own_end_cut_short_is_not_tried_again() -> None:
+    book = started()
+    book.send("failed", reason="shutdown")
+    assert len(book.closed.entry.attempts) == 1
 
 
 def test_a_replicas_own_error_is_passed_on() -> None:

@@ -86,6 +86,8 @@ def test_a_failed_trial_opens_the_breaker_again() -> None:
         {"outcome": "failed", "status": 429, "retry_after": 0.0},
         {"outcome": "failed", "status": 503, "retry_after": 0.0},
         {"outcome": "hung_up"},
+        {"outcome": "failed", "reason": "shutdown"},
+        {"outcome": "failed", "reason": "timeout: total", "status": 200, "first_byte": 100.5},
     ],
 )
 def test_what_is_not_the_replicas_fault_is_neutral(neutral: dict[str, object]) -> None:
