@@ -224,7 +224,7 @@ def test_a_slot_may_be_granted_by_whoever_sees_to_the_caps() -> None:
 
 
 def test_alone_it_keeps_to_its_shares_until_it_is_together_again() -> None:
-    made = world("a", "b", cap=4)
+    made = world("a", "b", "c", cap=4)
     made.told("a", 4, 2, 5.0, True)
     made.alone(Share(3, 4))
     assert one(made, now=6.0).breaker == "half_open", "the breaker is remembered; another's trial may be over"
@@ -235,7 +235,13 @@ def test_alone_it_keeps_to_its_shares_until_it_is_together_again() -> None:
     assert made.state("a", 6.0) == one(made, now=6.0)
     assert made.state("stranger", 6.0) is None
     assert made.claim(plan("b"), 6.0)
+    made.told("b", 2, 0, 0.0, False)
+    assert not made.claim(plan("b"), 6.0), "its own share is in use, though not all others are heard yet"
+    assert made.claim(plan("c"), 6.0)
+    made.told("c", 3, 0, 0.0, False)
+    assert not made.claim(plan("c"), 6.0), "those who are heard use the rest"
     made.together()
+    assert made.claim(plan("b"), 7.0)
     assert made.claim(plan("a"), 7.0)
     assert one(made, now=7.0).replica.cap == 4
 

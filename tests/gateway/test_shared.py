@@ -293,6 +293,27 @@ async def test_without_redis_each_keeps_to_its_share_and_says_so(
 
 
 @needs_redis
+async def test_who_joins_an_emptied_redis_first_leaves_the_others_their_share(redis: RedisServer) -> None:
+    async with sharing(redis.url, [replica(cap=4)], [replica(cap=4)], lease_seconds=1.0) as (one, two):
+        await one.until(lambda: one.desk.status.gateways == 2, "each knows of the other")
+        held = [await two.claim(), await two.claim()]
+        redis.stop()
+        for gateway in (one, two):
+            await gateway.until(lambda gateway=gateway: gateway.desk.alone, "alone")  # type: ignore[misc]
+        two.desk._stopping.set()  # it is slow to come back
+        await redis.start()
+        await one.until(lambda: not one.desk.alone, "joined, as the only one")
+        assert [bool(await one.claim()) for _ in range(4)] == [True, True, False, False]
+        assert not one.seen().open_to_calls(one.now()), "its view says so, too"
+        assert one.desk.share.of == 1, "its world shows the share already"
+        await one.until(lambda: one.seen().replica.cap == 4, "the other has had time enough to come back")
+        assert [bool(await one.claim()) for _ in range(3)] == [True, True, False]
+        assert one.desk.status.gateways == 1
+        for lease in held:
+            two.back(lease)
+
+
+@needs_redis
 async def test_a_redis_that_hangs_costs_a_claim_a_bounded_wait(redis: RedisServer) -> None:
     async with sharing(redis.url, [replica()], wait_seconds=0.2) as (one,):
         assert await one.claim()

@@ -179,10 +179,13 @@ class World:
         breaker = self._breaker_state(self._health[name], now)
         if breaker != state.breaker:
             state = replace(state, breaker=breaker)
-        if elsewhere := self._elsewhere.get(name):
+        elsewhere = self._elsewhere.get(name, 0)
+        if elsewhere:
             state = replace(state, in_flight=state.in_flight + elsewhere)
-        if self._share is not None and state.replica.cap is not None:
-            state = replace(state, replica=replace(state.replica, cap=self._share.cap(state.replica.cap)))
+        cap = state.replica.cap
+        if self._share is not None and cap is not None:  # full with one's own share, or with everybody's calls
+            cap = min(cap, self._share.cap(cap) + elsewhere)
+            state = replace(state, replica=replace(state.replica, cap=cap))
         return state
 
     def state(self, name: str, now: float) -> ReplicaState | None:
@@ -239,7 +242,7 @@ class World:
             health.trial = False
 
     def together(self) -> None:
-        """The other gateways are heard again: the replicas' own caps hold."""
+        """All other gateways are heard again: the replicas' own caps hold."""
         self._share = None
 
     def load(self, name: str) -> int:

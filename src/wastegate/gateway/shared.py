@@ -144,6 +144,9 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._me = ""
         self._share = Share()
+        self._apart = False
+        """It keeps to its share: it is alone, or others that it knew have not been heard again yet."""
+        self._apart_until = 0.0
         self._why = "it has not joined yet"
         self._claims_alone = 0
         self._sequence = 0
@@ -185,7 +188,7 @@ class Desk:
     @property
     def share(self) -> Share:
         """What is this gateway's own of the caps that its world shows, if it cannot ask."""
-        return Share() if self.alone else self._share  # alone, the world shows shares already
+        return Share() if self._apart else self._share  # apart, the world shows shares already
 
     @property
     def status(self) -> Status:
@@ -198,7 +201,7 @@ class Desk:
         """Ask for a slot; ``asker.claimed`` is called with the answer, never from within this call."""
         now = self._now()
         state = self._world.state(replica, now)
-        if state is None or not state.fit(now):
+        if state is None or not state.fit(now) or (self._apart and not self.alone and not state.open_to_calls(now)):
             self._loop.call_soon(asker.claimed, False, 0)
             return
         step = Claim(self._key(state.replica), state.replica.cap, self._world.breaker.failures)
@@ -300,9 +303,10 @@ class Desk:
         assert isinstance(news, News)
         self._counted = counted
         self._why = ""
-        self._world.together()
+        # Redis may have been emptied, and others may not have told it yet what they hold.
+        self._apart_until = self._loop.time() + self._config.lease_seconds
         self._hear_news(news)
-        others = self._share.of - 1
+        others = len(news.gateways) - 1
         log.warning("shares its replicas through Redis at %s; other gateways: %d", where(self._config.redis), others)
         self._settled.set()
         self._changed()
@@ -364,7 +368,10 @@ class Desk:
         asker.claimed(kept, self._lend(held) if kept else 0)
 
     def _hear_news(self, news: News) -> None:
-        self._share = among(self._me, news.gateways)
+        share = among(self._me, news.gateways)
+        if share.of >= self._share.of or not self._apart or self._loop.time() >= self._apart_until:
+            self._share, self._apart = share, False
+            self._world.together()
         self._beat_at = self._loop.time() + self._config.beat_seconds
         for key, standing in news.standings.items():
             self._see(key, standing)
@@ -387,6 +394,7 @@ class Desk:
 
     def _go_alone(self, why: str) -> None:
         if not self.alone:
+            self._apart = True
             self._world.alone(self._share)
         if not self.alone or not self._settled.is_set():
             share = f"one part in {self._share.of}" if self._share.of > 1 else "the whole"
