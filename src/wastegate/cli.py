@@ -55,6 +55,15 @@ def _parser() -> argparse.ArgumentParser:
 Commands = argparse._SubParsersAction
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Examples keep their lines; a description is wrapped to the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
 def _up_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "up",
@@ -68,7 +77,7 @@ def _up_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "  wastegate up --config prod.toml                your replicas, prices, routes and timers\n"
         "  curl localhost:8080/v1/models                  what is served\n"
         "  curl localhost:8081/admin/state                the fleet, now\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -174,7 +183,7 @@ def _replay_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "\nexamples:\n"
         "  wastegate replay traffic.jsonl --url http://127.0.0.1:8080\n"
         "  wastegate replay azure.csv --url http://127.0.0.1:8080 --limit 500 --rate 2 --token-scale 1/8\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("trace", type=Path, help="Azure CSV, Mooncake JSONL, messages, an export; 'sample': our own")
@@ -255,7 +264,7 @@ def _audit_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "  wastegate audit                          everything\n"
         "  wastegate audit --since 1h               the last hour\n"
         "  wastegate audit --since 2026-05-04 --until 2026-05-05T12:00 --json\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--since", metavar="WHEN", help="90s, 15m, 1h, 7d, 2w ago, or a date or time (default: ever)")
@@ -298,7 +307,7 @@ def _explain_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         epilog="exit codes: 0 shown, 2 no such call or no ledger\n"
         "\nexample:\n"
         "  wastegate explain 01J9ZK      the x-request-id of a response, or its beginning\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("id", help="the call's id (x-request-id in its response), or its beginning if no other has it")
