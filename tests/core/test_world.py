@@ -10,7 +10,7 @@ from tests.playbook import call, reply
 from wastegate.core.fleet import Replica, ReplicaState
 from wastegate.core.plan import Plan, Timers
 from wastegate.core.shares import Share
-from wastegate.core.world import Breaker, Mirror, RetryBudget, World
+from wastegate.core.world import Breaker, RetryBudget, World
 
 
 def world(*names: str, cap: int | None = None, budget: RetryBudget | None = None) -> World:
@@ -249,22 +249,3 @@ def test_alone_it_keeps_to_its_shares_until_it_is_together_again() -> None:
 def test_rules_can_be_read_back() -> None:
     made = world("a")
     assert made.breaker == Breaker(failures=2, rest=10.0)
-
-
-def test_a_mirror_shows_what_it_was_told() -> None:
-    made = world("a", "b", cap=2)
-    made.claim(plan("a"), 0.0)
-    mirror = Mirror()
-    assert mirror.view(call(model="m"), 0.0, 0.5).replicas == ()
-    mirror.told(made.seen(0.0), made.retry_allowed)
-    seen = mirror.view(call(model="m"), 3.0, 0.5, ahead=1)
-    assert (seen.now, seen.draw, seen.ahead, seen.known_models) == (3.0, 0.5, 1, ("m",))
-    assert seen == made.view(call(model="m"), 3.0, 0.5, ahead=1)
-    assert mirror.seen(3.0) == mirror.states == made.states
-    mirror.load("a", made.load("a") + 1)
-    mirror.load("stranger", 7)
-    assert [s.in_flight for s in mirror.states] == [2, 0]
-    assert made.load("stranger") == 0
-    mirror.told(made.states, False)
-    assert not mirror.view(call(model="m"), 4.0, 0.5).retry_allowed
-    assert [s.in_flight for s in mirror.states] == [1, 0], "everything anew"

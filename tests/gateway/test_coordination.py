@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wastegate.core.fleet import Replica
+from wastegate.core.mirror import Mirror
 from wastegate.core.shares import Share
-from wastegate.core.world import Breaker, Mirror, Result, RetryBudget, World
+from wastegate.core.world import Breaker, Result, RetryBudget, World
 from wastegate.gateway.claims import Asker, Supply, Timing
 from wastegate.gateway.coordination import Coordinator, OwnSlots
 from wastegate.gateway.link import Link

@@ -13,8 +13,9 @@ import pytest
 
 from tests.playbook import call
 from wastegate.core.fleet import BreakerState, Replica, ReplicaState
+from wastegate.core.mirror import Mirror
 from wastegate.core.shares import Share
-from wastegate.core.world import Mirror, Result
+from wastegate.core.world import Result
 from wastegate.gateway.claims import (
     Ask,
     Back,

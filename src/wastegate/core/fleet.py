@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -58,3 +59,13 @@ class View(Struct, frozen=True, gc=False):
     """The retry budget has room."""
     known_models: tuple[str, ...] = ()
     """All model names that the fleet serves, for the error message when this call's is not among them."""
+
+
+def serves(state: ReplicaState, model: str) -> bool:
+    """A replica that has not said yet what it serves is a candidate for any model."""
+    return not state.replica.models or model in state.replica.models
+
+
+def models_of(states: Iterable[ReplicaState]) -> tuple[str, ...]:
+    """All model names that are served, each once."""
+    return tuple(dict.fromkeys(model for state in states for model in state.replica.models))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from wastegate.core.call import Call
 from wastegate.core.effects import Reply
-from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View
+from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View, models_of, serves
 from wastegate.core.ledger import SHUTDOWN, Outcome
 from wastegate.core.plan import Plan
 from wastegate.core.shares import Share
@@ -285,47 +285,3 @@ class World:
     def retry_allowed(self) -> bool:
         """The retry budget has room."""
         return self._tokens >= 1
-
-
-class Mirror:
-    """A worker's copy of a world that another process keeps: told of every change, asked for views."""
-
-    def __init__(self) -> None:
-        self._states: dict[str, ReplicaState] = {}
-        self._models: tuple[str, ...] = ()
-        self._retry_allowed = True
-
-    @property
-    def states(self) -> tuple[ReplicaState, ...]:
-        return tuple(self._states.values())
-
-    def seen(self, now: float) -> tuple[ReplicaState, ...]:
-        """All replicas, with their breakers as they stood when last told."""
-        return self.states
-
-    def told(self, states: Iterable[ReplicaState], retry_allowed: bool) -> None:
-        """Everything anew."""
-        self._states = {state.replica.name: state for state in states}
-        self._models = models_of(self._states.values())
-        self._retry_allowed = retry_allowed
-
-    def load(self, name: str, in_flight: int) -> None:
-        """One replica's load, as the answer to a claim tells it."""
-        state = self._states.get(name)
-        if state is not None:
-            self._states[name] = replace(state, in_flight=in_flight)
-
-    def view(self, call: Call, now: float, draw: float, ahead: int = 0) -> View:
-        """As ``World.view``."""
-        replicas = tuple(state for state in self._states.values() if serves(state, call.model))
-        return View(now, replicas, draw, ahead, self._retry_allowed, self._models)
-
-
-def serves(state: ReplicaState, model: str) -> bool:
-    """A replica that has not said yet what it serves is a candidate for any model."""
-    return not state.replica.models or model in state.replica.models
-
-
-def models_of(states: Iterable[ReplicaState]) -> tuple[str, ...]:
-    """All model names that are served, each once."""
-    return tuple(dict.fromkeys(model for state in states for model in state.replica.models))

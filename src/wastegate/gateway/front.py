@@ -7,7 +7,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from wastegate.core.world import Mirror, World
+from wastegate.core.mirror import Mirror
+from wastegate.core.world import World
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.keys import Keys

@@ -17,8 +17,9 @@ from wastegate.core.fleet import Replica, View
 from wastegate.core.ledger import Admission, Entry
 from wastegate.core.lifecycle import Lever
 from wastegate.core.lines import Lines
+from wastegate.core.mirror import Mirror
 from wastegate.core.plan import Plan, Rules
-from wastegate.core.world import Mirror, Result, World
+from wastegate.core.world import Result, World
 from wastegate.gateway.claims import Slots
 from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
 from wastegate.gateway.recorder import Recorder

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from wastegate.core.mirror import Mirror
 from wastegate.core.shares import Share, alone
-from wastegate.core.world import Mirror, Result
+from wastegate.core.world import Result
 from wastegate.gateway.claims import (
     Ask,
     Asker,

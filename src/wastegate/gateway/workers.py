@@ -17,8 +17,8 @@ from pathlib import Path
 
 import uvloop
 
+from wastegate.core.mirror import Mirror
 from wastegate.core.shares import Share
-from wastegate.core.world import Mirror
 from wastegate.gateway.claims import Timing
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.coordination import Coordinator

@@ -1,0 +1,28 @@
+"""A mirror says what it was last told, and no more."""
+
+from __future__ import annotations
+
+from tests.playbook import call
+from wastegate.core.mirror import Mirror
+
+
+def test_a_mirror_shows_what_it_was_told() -> None:
+    made = World(Breaker(), RetryBudget())
+    made.set_fleet([Replica(name, f"http://{name}", ("m",), cap=2) for name in ("a", "b")])
+    for name in ("a", "b"):
+        made.set_state(name, "ready")
+    made.take("a", 1, 0.0)
+    mirror = Mirror()
+    assert mirror.view(call(model="m"), 0.0, 0.5).replicas == ()
+    mirror.told(made.seen(0.0), made.retry_allowed)
+    seen = mirror.view(call(model="m"), 3.0, 0.5, ahead=1)
+    assert (seen.now, seen.draw, seen.ahead, seen.known_models) == (3.0, 0.5, 1, ("m",))
+    assert seen == made.view(call(model="m"), 3.0, 0.5, ahead=1)
+    assert mirror.seen(3.0) == mirror.states == made.states
+    mirror.load("a", made.load("a") + 1)
+    mirror.load("stranger", 7)
+    assert [s.in_flight for s in mirror.states] == [2, 0]
+    assert made.load("stranger") == 0
+    mirror.told(made.states, False)
+    assert not mirror.view(call(model="m"), 4.0, 0.5).retry_allowed
+    assert [s.in_flight for s in mirror.states] == [1, 0], "everything anew"
