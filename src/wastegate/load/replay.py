@@ -47,10 +47,22 @@ class Config(Struct, frozen=True, kw_only=True):
     """For rows that name none."""
     tenant_header: str = "x-wastegate-tenant"
     fresh_connections: bool = False
+    params: dict[str, Any] = {}
+    """Members that every request carries, over those of its row."""
+    prompt_seed: int | None = None
+    """For the prompts' words; None takes the pace's seed. Another one makes other words at the same arrivals."""
 
     def __post_init__(self) -> None:
         if self.timeout <= 0:
             raise ValueError(f"--timeout is {self.timeout:g}; it must be above 0 seconds")
+
+
+class Known(Struct, frozen=True):
+    """What was found out about a server before the first row, so that a second run need not ask again."""
+
+    model: Model
+    recipe: Recipe | None
+    context: int | None
 
 
 class Replayed(Struct, frozen=True):
@@ -61,12 +73,14 @@ class Replayed(Struct, frozen=True):
 class Replay:
     """One run, made ready step by step. ``progress`` may be watched while :meth:`go` is at work."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, trace: Trace | None = None, known: Known | None = None) -> None:
         self.config = config
+        self.known = known
+        """Handed in, or found out by :meth:`go`."""
         self.stop = Stop()
         self.sending = False
         """Rows are being sent, so that a stop still has something to report."""
-        self.trace: Trace = read(config.trace, config.format, config.pace.limit)
+        self.trace = trace or read(config.trace, config.format, config.pace.limit)
         self.plan: tuple[Planned, ...] = schedule(self.trace, config.pace)
         self.progress = Progress(sum(not planned.skip for planned in self.plan))
         self.id = secrets.token_hex(4)
@@ -79,8 +93,10 @@ class Replay:
         """Send the whole plan. Raises TargetError before the first row if the server cannot be used."""
         async with self._session() as session:
             target = Target(session, self.config.url)
-            model = await target.model(self.config.model)
-            recipe, context = await self._measured(target, model)
+            if self.known is None:
+                model = await target.model(self.config.model)
+                self.known = Known(model, *await self._measured(target, model))
+            model, recipe, context = self.known.model, self.known.recipe, self.known.context
             self.plan = await self._fitted(target, model, context)
             self.progress.total = sum(not planned.skip for planned in self.plan)
             requests = Requests(self.config, model.id, recipe, self.id, self._refused)
@@ -193,10 +209,9 @@ class Requests:
         self._run_id = run_id
         self._refused = refused
         scale = float(config.pace.token_scale)
+        seed = config.pace.seed if config.prompt_seed is None else config.prompt_seed
         self._prompts = (
-            Prompts(recipe, seed=config.pace.seed, token_scale=scale, endpoint=config.endpoint)
-            if recipe is not None
-            else None
+            Prompts(recipe, seed=seed, token_scale=scale, endpoint=config.endpoint) if recipe is not None else None
         )
 
     def make(self, planned: Planned) -> Shot:
@@ -221,7 +236,7 @@ class Requests:
 
     def _parameters(self, planned: Planned) -> dict[str, Any]:
         config, row = self._config, planned.row
-        members: dict[str, Any] = dict(row.params)
+        members: dict[str, Any] = row.params | config.params
         if planned.output_tokens is not None:
             members["max_tokens"] = planned.output_tokens
         if config.stream and row.stream:
