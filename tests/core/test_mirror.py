@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.playbook import call
+from wastegate.core.fleet import Replica
 from wastegate.core.mirror import Mirror
+from wastegate.core.world import Breaker, RetryBudget, World
 
 
 def test_a_mirror_shows_what_it_was_told() -> None:
