@@ -35,15 +35,14 @@ def error(status: int, message: str, *, param: str | None = None, code: str | No
 class Answers:
     """The two completion routes."""
 
-    def __init__(
-        self, child: Child, tokenizer: Tokenizer, metrics: Metrics, *, model: str, context: int, prefix_caching: bool
-    ) -> None:
+    def __init__(self, child: Child, metrics: Metrics, *, model: str, context: int, prefix_caching: bool) -> None:
         self._child = child
-        self._tokenizer = tokenizer
         self._metrics = metrics
         self._model = model
         self._context = context
         self._caching = prefix_caching
+        self.tokenizer: Tokenizer | None = None
+        """None until it is loaded; calls are refused so long."""
         self.draining = False
         self._open = 0
         self._idle = asyncio.Event()
@@ -77,8 +76,10 @@ class Answers:
 
     async def _serve(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         arrived = time.perf_counter()
+        if self.tokenizer is None:
+            return error(503, "the engine is loading; try again shortly")
         ask = parse_ask(parse_body(await request.read()), chat=chat, model=self._model)
-        prompt = await self._tokens(ask)
+        prompt = await self._tokens(ask, self.tokenizer)
         sampling = self._sampling(ask, prompt.size)
         given = request.headers.get("X-Request-Id", "")
         id = given if _ID.fullmatch(given) else uuid.uuid4().hex
@@ -103,24 +104,19 @@ class Answers:
             if tally.done:
                 self._metrics.whole.add(time.perf_counter() - arrived)
 
-    async def _tokens(self, ask: Ask) -> Tokens:
+    async def _tokens(self, ask: Ask, tokenizer: Tokenizer) -> Tokens:
         if not isinstance(ask.prompt, str):
-            wrong = next((token for token in ask.prompt if not 0 <= token < self._tokenizer.vocabulary), None)
+            wrong = next((token for token in ask.prompt if not 0 <= token < tokenizer.vocabulary), None)
             if wrong is not None:
                 raise RequestError(
-                    f"prompt holds token {wrong}; the vocabulary has {self._tokenizer.vocabulary}, from 0", "prompt"
+                    f"prompt holds token {wrong}; the vocabulary has {tokenizer.vocabulary}, from 0", "prompt"
                 )
             return np.array(ask.prompt, dtype=np.int64)
         try:
-            text = ask.prompt if ask.messages is None else self._rendered(ask.messages, ask.continues)
+            text = ask.prompt if ask.messages is None else _rendered(tokenizer, ask.messages, ask.continues)
         except ChatTemplateError as problem:
             raise RequestError(str(problem), "messages") from problem
-        return await self._tokenizer.tokens(text, special=ask.messages is None)
-
-    def _rendered(self, messages: tuple[dict[str, str], ...], continues: bool) -> str:
-        if continues:  # the header of an answer, then what there is of it
-            return self._tokenizer.render(messages[:-1]) + messages[-1]["content"]
-        return self._tokenizer.render(messages)
+        return await tokenizer.tokens(text, special=ask.messages is None)
 
     def _sampling(self, ask: Ask, prompt: int) -> Sampling:
         """Room for the answer, within the context. Raises :class:`RequestError`."""
@@ -221,3 +217,9 @@ class Tally:
 
     def usage(self) -> Usage:
         return Usage.of(self._prompt, sum(self._tokens), Cached(self._cached, self._estimated))
+
+
+def _rendered(tokenizer: Tokenizer, messages: tuple[dict[str, str], ...], continues: bool) -> str:
+    if continues:  # the header of an answer, then what there is of it
+        return tokenizer.render(messages[:-1]) + messages[-1]["content"]
+    return tokenizer.render(messages)

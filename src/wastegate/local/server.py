@@ -63,15 +63,10 @@ class Server:
         self._config = config
         self._metrics = Metrics()
         self._child = Child(config.loop, self._metrics)
-        self._tokenizer = Tokenizer(config.loop.model)
         self._answers = Answers(
-            self._child,
-            self._tokenizer,
-            self._metrics,
-            model=config.model,
-            context=config.loop.context,
+            self._child, self._metrics, model=config.model, context=config.loop.context,
             prefix_caching=config.loop.prefix_caching,
-        )
+        )  # fmt: skip
         self._admin = Admin(self._child, self._metrics, config.admin_token, config.loop.kv_blocks * BLOCK)
         self._created = int(time.time())
 
@@ -87,19 +82,19 @@ class Server:
         child = asyncio.create_task(self._child.run())
         announce = asyncio.create_task(self._announce(runner.addresses[0]))
         told = asyncio.create_task(ending.wait())
-        gc.collect()
-        gc.freeze()  # what was loaded stays: no collection need walk it again
+        waiting: set[asyncio.Task[Any]] = {child, told, announce}
         try:
-            await asyncio.wait((child, told), return_when=asyncio.FIRST_COMPLETED)
-            if child.done():
-                child.result()
+            while not told.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # what cannot be loaded ends the engine
             await self._drain()
         finally:
             announce.cancel()
             told.cancel()
             await self._child.stop()
             await runner.cleanup()
-        await child
+            await asyncio.gather(child, announce, return_exceptions=True)
         return 0
 
     def app(self) -> web.Application:
@@ -119,12 +114,15 @@ class Server:
         return app
 
     async def _announce(self, address: tuple[Any, ...]) -> None:
-        host, port = address[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        """Load the tokenizer, while the loop loads the model, and say when both are done."""
+        self._answers.tokenizer = await asyncio.to_thread(Tokenizer, self._config.loop.model)
         while self._child.state != "ready":
             self._child.changed.clear()
             await self._child.changed.wait()
-        print(f"ready {url}", flush=True)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: no collection need walk it again
+        host, port = address[:2]
+        print(f"ready http://[{host}]:{port}" if ":" in host else f"ready http://{host}:{port}", flush=True)
 
     async def _drain(self) -> None:
         """Refuse new calls, and give those that run their time."""
@@ -143,18 +141,24 @@ class Server:
         return _json({"status": "alive"})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        state = "draining" if self._answers.draining else self._child.state
+        state = "draining" if self._answers.draining else self._state()
         return _json({"status": state}, status=200 if state == "ready" else 503)
+
+    def _state(self) -> str:
+        return "loading" if self._answers.tokenizer is None else self._child.state
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         limits = self._child.limits
         text = self._metrics.text(
-            ready=self._child.state == "ready", restarts=self._child.restarts, cap=limits.cap, queue=limits.queue,
+            ready=self._state() == "ready", restarts=self._child.restarts, cap=limits.cap, queue=limits.queue,
             kv_capacity=self._config.loop.kv_blocks * BLOCK,
         )  # fmt: skip
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        tokenizer = self._answers.tokenizer
+        if tokenizer is None:
+            return error(503, "the engine is loading; try again shortly")
         fields = parse_body(await request.read())
         special = fields.get("add_special_tokens")
         if special is not None and not isinstance(special, bool):
@@ -162,7 +166,7 @@ class Server:
         if "messages" in fields:
             answer = fields.get("add_generation_prompt", True) is not False
             try:
-                text = self._tokenizer.render(parse_messages(fields), answer=answer)
+                text = tokenizer.render(parse_messages(fields), answer=answer)
             except ChatTemplateError as problem:
                 raise RequestError(str(problem), "messages") from problem
             default = False  # the template writes them
@@ -170,7 +174,7 @@ class Server:
             text, default = fields["prompt"], True
         else:
             raise RequestError("give prompt (a text) or messages", "prompt")
-        tokens = await self._tokenizer.tokens(text, special=default if special is None else special)
+        tokens = await tokenizer.tokens(text, special=default if special is None else special)
         return _json({"count": int(tokens.size), "max_model_len": self._config.loop.context, "tokens": tokens.tolist()})
 
 
