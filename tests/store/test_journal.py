@@ -78,7 +78,7 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
 
 def test_what_was_in_flight_is_lost_on_the_replica_where_it_was(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "w")
-    journal.admit(admission("waits", at=1.0, tags=(("team", "x"),)))
+    journal.admit(admission("waits", at=1.0, tags=(("team", "x"),), client_id="mine", traceparent="00-1-2-01"))
     journal.admit(admission("sent", at=2.0))
     journal.admit(admission("sent", 1, at=2.5, replica="b"))
     one_call(journal, "done")
@@ -92,6 +92,7 @@ def test_what_was_in_flight_is_lost_on_the_replica_where_it_was(tmp_path: Path) 
     }
     waits, sent = found["waits"], found["sent"]
     assert (waits.arrived, waits.ended, waits.attempts, waits.tags) == (1.0, 7.0, (), (("team", "x"),))
+    assert (waits.client_id, waits.traceparent) == ("mine", "00-1-2-01"), "its client can still be asked"
     (tried,) = sent.attempts
     assert (tried.replica, tried.claimed, tried.sent, tried.ended, tried.outcome) == ("b", 2.5, 2.5, 7.0, "lost")
     assert (tried.prompt_tokens, tried.output_tokens, tried.usage) == (40, None, "estimated")

@@ -78,7 +78,7 @@ class Entry(Struct, frozen=True, gc=False):
     """The prompt's blocks as in ``Call``."""
 
 
-class Admission(Struct, frozen=True, gc=False):
+class Admission(Struct, frozen=True, gc=False, omit_defaults=True):
     """What the journal knows of a call before its end: enough to close it as ``lost``."""
 
     id: str
@@ -94,6 +94,8 @@ class Admission(Struct, frozen=True, gc=False):
     replica: str = ""
     claimed: float = 0.0
     tags: tuple[tuple[str, str], ...] = ()
+    client_id: str = ""
+    traceparent: str = ""
 
 
 class Work(Struct, frozen=True, gc=False):

@@ -143,6 +143,8 @@ class Hub:
             plan.replica.name if plan.replica is not None else "",
             now,
             call.tags,
+            call.client_id,
+            call.traceparent,
         )
         # At once, before it is sent: a kill must leave a trace of every call that a replica works on.
         self.recorder.write((admission,), ())

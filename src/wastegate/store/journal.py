@@ -265,4 +265,6 @@ def _lost(admissions: list[Admission], seen: float) -> Entry:
         attempts=attempts,
         trail=(f"{GONE} while this call was in flight: closed from the journal",),
         tags=call.tags,
+        client_id=call.client_id,
+        traceparent=call.traceparent,
     )
