@@ -213,6 +213,17 @@ async def test_without_an_answer_it_goes_on_alone_with_its_share_and_says_so(
         assert len(said) == 1
 
 
+async def test_a_worker_that_stood_still_itself_reads_before_it_judges(tmp_path: Path) -> None:
+    async with linked(tmp_path, beat=0.02) as (worker, coordinator):
+        asker = worker.claim()
+        asked = await coordinator.next(Ask)
+        await asyncio.sleep(0.1)
+        worker.link.beat(Report())
+        assert not worker.link.alone
+        coordinator.say(Told(asked.seq, 5, 1))
+        assert (await asker.answer)[0]
+
+
 async def test_alone_within_a_gateway_that_has_a_share_itself(tmp_path: Path) -> None:
     async with linked(tmp_path, Share(0, 2)) as (worker, coordinator):
         coordinator.say(fleet(cap=8, share=Share(1, 2)))

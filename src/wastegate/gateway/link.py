@@ -90,6 +90,7 @@ class Link(asyncio.Protocol):
         """Of each replica, how many slots are held here."""
         self._behind = False
         """The coordinator does not read: beats must not pile up for it."""
+        self._beaten = now()
         self._told = asyncio.Event()
         self._woken: Callable[[], None] = lambda: None
         self.alone = False
@@ -128,8 +129,11 @@ class Link(asyncio.Protocol):
         """Say that this worker lives, and look for claims that nobody answers."""
         if not self._behind:
             self._send(Beat(report))
-        late = self._now() - self._timing.answer
-        if not self.alone and any(asked.at < late for asked in self._asked.values()):
+        now = self._now()
+        last, self._beaten = self._beaten, now
+        if self.alone or now - last > self._timing.beat + self._timing.answer:
+            return  # where it was this process that stood still, answers may wait to be read
+        if any(asked.at < now - self._timing.answer for asked in self._asked.values()):
             self._go_alone("does not answer")
 
     # ---- the connection
