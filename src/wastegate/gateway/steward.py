@@ -11,10 +11,10 @@ from wastegate.core.fleet import Replica
 from wastegate.core.world import World
 from wastegate.gateway import children, control, probe
 from wastegate.gateway.config import Config, StartError, address, url
+from wastegate.gateway.desk import Desk
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, Reloader, prepare_first
 from wastegate.gateway.roster import Roster
-from wastegate.gateway.shared import Desk
 from wastegate.gateway.shared_redis import SharedError
 from wastegate.gateway.tally import Report
 
