@@ -182,7 +182,7 @@ def _finish_vllm(folder: Path, python: Path) -> None:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    subprocess.run([str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
+    subprocess.run([str(python), "-m", "pip", "-qq", "--disable-pip-version-check", *arguments], check=True)
 
 
 def _free_port() -> int:

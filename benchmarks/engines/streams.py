@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from typing import cast
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -87,8 +88,7 @@ class _Stream(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by descent
 
     def send(self, host: str, data: bytes) -> None:
         assert self._transport is not None

@@ -71,6 +71,7 @@ async def test_a_call_gets_its_pieces_and_its_times(tiny: Path) -> None:
         assert child.ready is not None
         text = child._metrics.text(ready=True, restarts=0, cap=1, queue=1, kv_capacity=1)
         assert "wastegate_engine_prompt_tokens_total 40\n" in text
+        assert "wastegate_engine_prompt_tokens_cached_total 0\n" in text
         assert "wastegate_engine_time_to_first_token_seconds_count 1\n" in text
         assert "wastegate_engine_inter_token_seconds_count 8\n" in text
 

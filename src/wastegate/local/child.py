@@ -218,6 +218,7 @@ class Child:
         elif not call.last:
             self._metrics.first.add(now - call.arrived)
             self._metrics.prompt_tokens += call.prompt
+            self._metrics.cached_tokens += piece.cached
         call.last[piece.index] = now
 
     def _fail_all(self, why: str) -> None:

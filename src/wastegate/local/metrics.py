@@ -44,6 +44,7 @@ class Metrics:
         self.running = 0
         self.waiting = 0
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.output_tokens = 0
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.loading = 0.0
@@ -105,6 +106,10 @@ class Metrics:
         plain(f"{name}_warmup_seconds", "gauge", "Time that warming up took.", self.warmup)
         plain(f"{name}_loop_restarts_total", "counter", "Step loops that ended and were started anew.", restarts)
         plain(f"{name}_prompt_tokens_total", "counter", "Prompt tokens of calls that began.", self.prompt_tokens)
+        plain(
+            f"{name}_prompt_tokens_cached_total", "counter",
+            "Of them, those found in the prefix cache: reckoned, and a floor.", self.cached_tokens,
+        )  # fmt: skip
         plain(f"{name}_output_tokens_total", "counter", "Tokens generated.", self.output_tokens)
         out.extend((f"# HELP {name}_requests_total Calls by how they ended.", f"# TYPE {name}_requests_total counter"))
         out.extend(f'{name}_requests_total{{outcome="{key}"}} {value}' for key, value in self.outcomes.items())
