@@ -87,6 +87,8 @@ class ClientConnection(asyncio.Protocol):
         self._head = b""
         self._bodiless = False
         self._closing = False
+        self._deaf = False
+        """Nothing is read from the client before it has read its answers."""
         self._lingers = False
         """It was refused, and what it sends is thrown away until it closes."""
         self._offered: Incoming | None = None
@@ -151,10 +153,16 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self._flight is not None:
             self._flight.pause()
+        elif self._transport is not None:  # it asks and asks, and reads no answer
+            self._deaf = True
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         if self._flight is not None:
             self._flight.resume()
+        if self._deaf and self._transport is not None:
+            self._deaf = False
+            self._transport.resume_reading()
 
     # ---- called by the parser
 
@@ -226,7 +234,7 @@ class ClientConnection(asyncio.Protocol):
         if self._parser.should_upgrade():
             self._offered = incoming
             return
-        if self._busy:
+        if self._busy or self._ready:  # also between two: a later request must not overtake one that waits
             if len(self._ready) >= _PIPELINE:
                 self._reject(400, f"more than {_PIPELINE} requests were sent ahead", "pipelined")
                 return
