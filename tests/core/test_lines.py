@@ -6,6 +6,7 @@ from wastegate.core.lines import Lines
 def test_nobody_waits_at_first() -> None:
     lines: Lines[str] = Lines(2)
     assert len(lines) == 0
+    assert not lines
     assert lines.heads() == []
     assert lines.ahead("small", "a") == 0
     assert not lines.leave("small", "a")
@@ -17,6 +18,7 @@ def test_each_model_has_its_own_line_and_bound() -> None:
     assert not lines.join("small", "b")
     assert lines.join("large", "c")
     assert len(lines) == 2
+    assert lines
     assert lines.heads() == ["a", "c"]
 
 

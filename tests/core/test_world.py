@@ -56,6 +56,13 @@ def test_a_view_holds_only_the_replicas_that_serve_the_model() -> None:
     assert (seen.now, seen.draw, seen.ahead, seen.known_models) == (5.0, 0.5, 3, ("m", "n"))
 
 
+def test_a_model_that_nobody_has_named_may_be_any_silent_replicas() -> None:
+    made = world("a")
+    made.set_fleet([Replica("a", "http://a", ("m",)), Replica("c", "http://c")])
+    seen = made.view(call(model="never heard of"), 0.0, 0.5)
+    assert [s.replica.name for s in seen.replicas] == ["c"]
+
+
 def test_failures_in_a_row_open_the_breaker_and_one_trial_closes_it() -> None:
     made = world("a")
     for now in (0.0, 1.0):
@@ -195,6 +202,7 @@ def test_the_load_of_other_gateways_counts_in_every_view() -> None:
     made.told("a", 2, 0, 0.0, False)
     made.told("stranger", 5, 9, 9.0, True)
     assert one(made).in_flight == 3
+    assert [s.in_flight for s in made.view(call(model="m"), 0.0, 0.5).replicas] == [3, 0]
     assert [s.in_flight for s in made.states] == [1, 0], "what this gateway itself has given stays apart"
     assert not made.claim(plan("a"), 0.0), "three are the cap, whoever gave them"
     assert made.claim(plan("b"), 0.0)
