@@ -11,6 +11,7 @@ import pytest
 
 from tests.fake_replica import FakeReplica, Fault, Json, Reply, Sse
 from tests.gateway.running import CHAT, Answer, Running, Wire, chat, request, running
+from wastegate.gateway.request import Incoming
 from wastegate.gateway.serve import Limits
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n".encode()
@@ -37,6 +38,10 @@ async def gateway(tmp_path: Path, replica: FakeReplica) -> AsyncIterator[Running
 
 def sized(body: bytes, more: bytes = b"") -> bytes:
     return HEAD + more + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
 
 
 def chunked(*chunks: bytes, more: bytes = b"") -> bytes:
@@ -451,6 +456,48 @@ async def test_clients_that_come_and_go_leave_nothing_behind(gateway: Running) -
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0: a limit must be above 0"):
         Limits(**{name: 0})
+
+
+async def test_a_later_request_never_overtakes_one_that_waits(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two answers there is an instant in which nothing is served: what arrives then must stand behind."""
+    assert gateway.gateway.front is not None
+    served: list[bytes] = []
+    clients: list[Any] = []
+
+    def serve(incoming: Incoming, client: Any) -> None:
+        served.append(incoming.url)
+        clients.append(client)
+
+    monkeypatch.setattr(gateway.gateway.front.gate, "serve", serve)
+    async with await gateway.connect() as wire:
+        wire.send(get("/a") + get("/b"))
+        await gateway.until(lambda: bool(served), "the first is served")
+        clients[0].respond(200, b"text/plain", b"a")
+        clients[0].data_received(get("/c"))  # as the event loop would, before it comes to the next
+        assert served == [b"/a"]
+        for text in (b"b", b"c"):
+            await gateway.until(lambda text=text: served[-1] == b"/" + text, "the next is served")  # type: ignore[misc]
+            clients[0].respond(200, b"text/plain", text)
+        assert [(await wire.answer()).body for _ in range(3)] == [b"a", b"b", b"c"]
+    assert served == [b"/a", b"/b", b"/c"]
+
+
+async def test_a_client_that_asks_and_reads_nothing_is_not_listened_to(gateway: Running) -> None:
+    wire = await gateway.connect(receive_buffer=4096)
+    wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    wire.send(get("/v1/models") * 200_000)
+    await gateway.until(lambda: any(connection._deaf for connection in gateway.connections), "it is not heard any more")
+    await asyncio.sleep(0.2)  # what is tested is that nothing happens
+    (connection,) = gateway.connections
+    assert connection._transport is not None
+    assert connection._transport.get_write_buffer_size() < 8 << 20
+    assert (await gateway.get("/health")).status == 200
+    wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(1000):
+        assert (await wire.answer()).status == 200
+    wire.reset()
 
 
 # ---- a fault of ours
