@@ -44,8 +44,12 @@ class Result(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, reply: Reply) -> Result:
         attempt = reply.attempt
-        ours = attempt.reason == SHUTDOWN or (attempt.reason == "timeout: total" and attempt.first_byte is not None)
-        outcome: Outcome = "lost" if ours else attempt.outcome  # nothing is said of a replica that was at work
+        ours = (
+            attempt.reason == SHUTDOWN
+            or (attempt.reason == "timeout: total" and attempt.first_byte is not None)
+            or (attempt.reason.startswith("cut") and attempt.sent is None)
+        )
+        outcome: Outcome = "lost" if ours else attempt.outcome  # it was at work, or was not asked at all
         return cls(attempt.replica, outcome, attempt.status, reply.retry_after)
 
     @property
