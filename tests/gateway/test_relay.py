@@ -381,6 +381,42 @@ async def test_an_answer_of_another_kind_is_no_continuation(tmp_path: Path) -> N
     assert entry.outcome == "failed"
 
 
+async def test_a_stream_that_breaks_after_its_last_token_is_not_asked_for_again(tmp_path: Path) -> None:
+    """All that may be said has been said: only the end is missing, and no replica can be asked for that."""
+    async with AsyncExitStack() as stack:
+        gateway, replicas = await pair(stack, tmp_path, [broken(3)])
+        answer = await gateway.post(chat(stream=True, temperature=0, max_tokens=3))
+        (entry,) = await gateway.closed(1)
+    assert not answer.complete
+    assert text(answer) == "Hello there,"
+    assert b"nothing of the answer was left to ask for" in answer.pieces[-1]
+    assert sum(len(replica.calls) for replica in replicas) == 1
+    assert [attempt.sent is not None for attempt in entry.attempts] == [True, False]
+
+
+async def test_reasoning_cannot_go_on_from_its_text(tmp_path: Path) -> None:
+    reply = Reply(body=Sse(chunks=9, gap=0.01, kind="reasoning"), fault=Fault("between_tokens", "reset", tokens=3))
+    async with AsyncExitStack() as stack:
+        gateway, replicas = await pair(stack, tmp_path, [reply])
+        answer = await gateway.post(chat(stream=True, temperature=0))
+    assert not answer.complete
+    assert b'"error"' in answer.pieces[-1]
+    assert sum(len(replica.calls) for replica in replicas) == 1
+
+
+async def test_a_stream_that_fails_while_it_goes_on_ends_with_a_terminal_event(tmp_path: Path) -> None:
+    refusal = Reply(body=Json(status=503, body=b'{"error":{"message":"full"}}'))
+    async with AsyncExitStack() as stack:
+        gateway, _ = await pair(stack, tmp_path, [broken(2), refusal])
+        answer = await gateway.post(chat(stream=True, temperature=0))
+        (entry,) = await gateway.closed(1)
+    assert answer.status == 200
+    assert not answer.complete
+    assert text(answer) == "Hello there"
+    assert b"the answer is incomplete: status 503" in answer.pieces[-1]
+    assert [attempt.status for attempt in entry.attempts] == [200, 503]
+
+
 async def test_the_tries_are_bounded(tmp_path: Path) -> None:
     """Every replica breaks every stream: the client gets a terminal event after the last try."""
     async with AsyncExitStack() as stack:
