@@ -20,6 +20,10 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PROVEN = {
     "make demo": ("tests/live/test_demo.py", '"make", "demo"'),
     "make test": (".ci/run", "make test"),
+    ".venv/bin/python benchmarks/azure_conversation.py --write docs/audit-azure.md": (
+        "tests/live/test_azure.py",
+        "benchmarks/azure_conversation.py",
+    ),
 }
 """A command → the test or script that runs it, and the text in it that does."""
 

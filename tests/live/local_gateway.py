@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,13 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.live.model import WASTEGATE, fetch_or_skip
 from wastegate.core.ledger import Entry
 from wastegate.store.entries import Ledger
 
-MODEL = "smollm2-135m-instruct"
-WASTEGATE = [sys.executable, "-m", "wastegate"]
 START_SECONDS = 120.0
 
 
@@ -87,9 +83,7 @@ class LocalGateway:
 @contextmanager
 def local_gateway(folder: Path, replicas: int = 2, more: str = "") -> Iterator[LocalGateway]:
     """Start it, wait until all replicas are ready, end it as a user would, and see that nothing is left of it."""
-    pull = subprocess.run([*WASTEGATE, "models", "pull", MODEL], capture_output=True, text=True, timeout=600)
-    if pull.returncode:
-        pytest.skip(f"the model cannot be fetched here: {pull.stderr.strip()[-300:]}")
+    fetch_or_skip()
     config = folder / "wastegate.toml"
     config.write_text(f"[local]\nreplicas = {replicas}\n{more}")
     flags = ["--config", str(config), "--data", str(folder / "data")]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.model import fetch_or_skip
+
 ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -22,10 +24,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     mark = str(tmp_path_factory.mktemp("demo"))
     environment["TMPDIR"] = mark
-    pull = [sys.executable, "-m", "wastegate", "models", "pull", "smollm2-135m-instruct"]
-    fetched = subprocess.run(pull, capture_output=True, text=True, timeout=600)
-    if fetched.returncode:
-        pytest.skip(f"the model cannot be fetched here: {fetched.stderr.strip()[-300:]}")
+    fetch_or_skip()
     child = subprocess.Popen(
         ["make", "demo"],
         cwd=ROOT,

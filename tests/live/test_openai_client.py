@@ -10,7 +10,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.live.local_gateway import MODEL, LocalGateway, until
+from tests.live.local_gateway import LocalGateway, until
+from tests.live.model import MODEL
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from itertools import takewhile
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.live.model import MODEL, WASTEGATE, fetch_or_skip
 from wastegate.load.calibrate import Tokens, by_tokenizer
 from wastegate.load.prompts import CHAT, Prompts
 from wastegate.load.rows import Row
@@ -21,16 +21,11 @@ from wastegate.load.schedule import Planned
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
-MODEL = "smollm2-135m-instruct"
-WASTEGATE = [sys.executable, "-m", "wastegate"]
-
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base address of a running engine."""
-    fetched = subprocess.run([*WASTEGATE, "models", "pull", MODEL], capture_output=True, text=True, timeout=300)
-    if fetched.returncode:
-        pytest.skip(f"the model cannot be fetched here: {fetched.stderr.strip()[-300:]}")
+    fetch_or_skip()
     log = tmp_path_factory.mktemp("engine") / "log"
     with log.open("w") as errors:
         child = subprocess.Popen(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.gateway.running import Answer, Wire, chat
-from tests.live.local_gateway import MODEL, LocalGateway, alive, descendants, local_gateway, until
+from tests.live.local_gateway import LocalGateway, alive, descendants, local_gateway, until
+from tests.live.model import MODEL
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
