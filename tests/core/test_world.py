@@ -94,7 +94,7 @@ def test_a_failed_trial_opens_the_breaker_again() -> None:
         {"outcome": "failed", "status": 503, "retry_after": 0.0},
         {"outcome": "hung_up"},
         {"outcome": "failed", "reason": "shutdown"},
-        {"outcome": "failed", "reason": "cut: nothing was left to ask for", "sent": None},
+        {"outcome": "failed", "reason": "not asked: nothing of the answer was left"},
         {"outcome": "failed", "reason": "timeout: total", "status": 200, "first_byte": 100.5},
     ],
 )

@@ -47,7 +47,7 @@ class Result(Struct, frozen=True, gc=False):
         ours = (
             attempt.reason == SHUTDOWN
             or (attempt.reason == "timeout: total" and attempt.first_byte is not None)
-            or (attempt.reason.startswith("cut") and attempt.sent is None)
+            or attempt.reason.startswith("not asked")
         )
         outcome: Outcome = "lost" if ours else attempt.outcome  # it was at work, or was not asked at all
         return cls(attempt.replica, outcome, attempt.status, reply.retry_after)

@@ -229,7 +229,7 @@ class Flight:
             self._reply("hung_up", "the client left")
             return
         if command.continues and not self._continue():
-            self._reply("failed", "cut: nothing of the answer was left to ask for")
+            self._reply("failed", "not asked: nothing of the answer was left")
             return
         pool = self._pool = self._hub.pool(command.plan)
         if pool is None:
