@@ -91,9 +91,9 @@ class Crew:
         await self.until(true, f"a load of {number}")
 
     async def streams(self, number: int) -> dict[int, list[tuple[Wire, Answer]]]:
-        """So many streams that have begun, by the worker that serves them; each worker has some."""
+        """At least so many streams that have begun, by the worker that serves them; each worker has some."""
         by_worker: dict[int, list[tuple[Wire, Answer]]] = {}
-        for _ in range(number):
+        while sum(map(len, by_worker.values())) < number or len(by_worker) < 2:  # the system deals out connections
             wire = await Wire.connect(self.url)
             wire.post(chat(stream=True))
             answer = await wire.head()
@@ -220,8 +220,8 @@ async def test_a_killed_worker_loses_its_own_streams_only(tmp_path: Path, caplog
     timing = Timing(lease=60.0, beat=0.1)  # that slots come back is not for want of a sign of life
     async with FakeReplica(HELD) as replica, crew(tmp_path, replica, timing=timing) as here:
         streams = await here.streams(12)
-        assert streams.keys() == {1, 2}
-        await here.loaded(12)
+        total = len(streams[1] + streams[2])
+        await here.loaded(total)
         done = await here.metric('wastegate_calls_total{outcome="finished",route="/v1/chat/completions"}')
         old = here.pid(1)
         here.kill(1, signal.SIGKILL)
@@ -245,9 +245,9 @@ async def test_a_killed_worker_loses_its_own_streams_only(tmp_path: Path, caplog
 
         async def told() -> bool:
             with Ledger(tmp_path / "ledger.db", create=False) as ledger:
-                return ledger.count() >= 12
+                return ledger.count() >= total
 
-        await here.until(told, "all twelve are in the ledger")
+        await here.until(told, "all are in the ledger")
         assert {here.entry(call).outcome for call in lost} == {"lost"}
         assert {here.entry(call).outcome for call in kept} == {"finished"}
         sample = 'wastegate_calls_total{outcome="finished",route="/v1/chat/completions"}'
@@ -273,9 +273,8 @@ async def _served(here: Crew) -> set[int]:
 async def test_a_stopped_workers_slots_expire_and_its_late_returns_are_harmless(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with FakeReplica(HELD) as replica, crew(tmp_path, replica, cap=8) as here:
+    async with FakeReplica(HELD) as replica, crew(tmp_path, replica, cap=30) as here:
         streams = await here.streams(8)
-        assert streams.keys() == {1, 2}
         here.kill(1, signal.SIGSTOP)
         await here.loaded(len(streams[2]))
         assert f"its {len(streams[1])} slots are taken back" in caplog.text
@@ -286,7 +285,11 @@ async def test_a_stopped_workers_slots_expire_and_its_late_returns_are_harmless(
             assert answer.complete, "nobody has lost a byte"
         await here.loaded(0)
         replica.default = Reply(body=Json(delay=0.02))
-        assert await _served(here) == {1, 2}
+
+        async def both() -> bool:
+            return await _served(here) == {1, 2}
+
+        await here.until(both, "both serve again")
         await here.loaded(0)
     outcomes = {here.entry(answer.header("x-request-id")).outcome for _, answer in streams[1] + streams[2]}
     assert outcomes == {"finished"}
