@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -138,6 +139,20 @@ async def test_the_others_load_shows_in_every_view(redis: RedisServer) -> None:
         for lease in leases:
             one.back(lease)
         await two.until(lambda: two.seen().in_flight == 0, "none in flight")
+
+
+@needs_redis
+async def test_a_place_that_another_frees_is_seen_soon_where_all_are_taken(redis: RedisServer) -> None:
+    fleet = [replica(cap=1)]
+    async with sharing(redis.url, fleet, fleet, beat_seconds=5.0, lease_seconds=60.0) as (one, two):
+        lease = await one.claim()
+        assert not await two.claim()
+        changes = two.changes
+        one.back(lease)
+        async with asyncio.timeout(1.0):
+            while two.seen().in_flight:  # noqa: ASYNC110  # it is a state: nothing tells when it changes
+                await asyncio.sleep(0.01)
+        assert two.changes > changes, "whoever waits is told"
 
 
 @needs_redis
@@ -291,6 +306,32 @@ async def test_without_redis_each_keeps_to_its_share_and_says_so(
         gateways[1].back(held[gateways[1]])
         await gateways[0].until(lambda: gateways[0].seen().in_flight == 4, "one of five is free")
         assert await gateways[0].claim()
+
+
+@needs_redis
+async def test_what_happens_while_it_joins_is_told_as_well(redis: RedisServer) -> None:
+    async with sharing(redis.url, [replica(cap=None)], [replica(cap=None)], retry_seconds=0.01) as (one, two):
+        over, luck = False, random.Random(1)
+
+        async def busy() -> None:
+            while not over:
+                lease = await one.claim()
+                await asyncio.sleep(luck.uniform(0, 0.002))
+                one.back(lease)
+                await asyncio.sleep(luck.uniform(0, 0.002))
+
+        clients = [asyncio.create_task(busy()) for _ in range(8)]
+        for _ in range(6):
+            redis.stop()
+            await one.until(lambda: one.desk.alone, "alone")
+            await redis.start()
+            await one.until(lambda: not one.desk.alone, "joined")
+            await asyncio.sleep(0.05)
+        over = True
+        await asyncio.gather(*clients)
+        await two.until(lambda: not two.desk.alone, "joined")
+        await two.until(lambda: two.seen().in_flight == 0, "nothing is held any more")
+        assert one.seen().in_flight == 0
 
 
 @needs_redis
