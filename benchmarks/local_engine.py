@@ -22,6 +22,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -65,6 +66,7 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], choices=("vllm", "llamacpp"),
         help="leave a rival out; its bar then fails")  # fmt: skip
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contestants are ended too
     plan = [(1, 1), (2, BAR_WIDTH)] if arguments.quick else [(arguments.rounds, width) for width in WIDTHS]
     about = {"cpu": cpu(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
     print(f"{about['cpu']}, {about['cores']} cores; load average at the start {about['load']:.2f}")

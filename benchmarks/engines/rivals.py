@@ -60,7 +60,7 @@ class Contestant:
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
-                start_new_session=True, env={**os.environ, **(env or {})},
+                env={**os.environ, **(env or {})},
             )  # fmt: skip
 
     def await_line(self) -> None:
@@ -94,15 +94,30 @@ class Contestant:
         return self.process.stdout.readline().strip()
 
     def pause(self) -> None:
-        os.killpg(self.process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self.process.communicate()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To it and all that it started."""
+        for pid in _tree(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and its descendants, parents first."""
+    pids = [pid]
+    for parent in pids:  # grows as it goes
+        with contextlib.suppress(FileNotFoundError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def start_raw(model: Path, prompt: int, output: int, logs: Path) -> Contestant:
