@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 _SWEEP_SECONDS = 1.0
 _FLUSH_SECONDS = 1.0
+_CLAIM_SECONDS = 3.0
+"""No claim goes unanswered for so long: whoever is asked for it, it is then decided here."""
 """At the end, for the last bytes to leave: they lie in buffers that go with this process."""
 
 
@@ -111,8 +113,11 @@ class Front:
         hub = self.hub
         log.info("shutting down: %d calls in flight", len(hub.flights))
         await self._until_empty(hub.flights, self._config.limits.drain_seconds)
-        for flight in list(hub.flights):
-            flight.stop()
+        give_up = hub.now() + _CLAIM_SECONDS
+        while hub.flights and hub.now() < give_up:  # one that waits for its slot's answer can only be stopped then
+            for flight in list(hub.flights):
+                flight.stop()
+            await asyncio.sleep(0.02)
         hub.write_down()
         await self._until_empty(self.gate.connections, _FLUSH_SECONDS)
 
