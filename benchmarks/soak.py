@@ -199,6 +199,7 @@ def main() -> int:
     seconds = 45.0 if arguments.quick else arguments.minutes * 60
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="wastegate-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bar: fail: it was stopped"))  # what it has started goes too
     soak = Soak(folder, seconds, arguments.clients, arguments.seed, arguments.faulty)
     try:
         asyncio.run(soak.run())
