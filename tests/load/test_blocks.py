@@ -13,7 +13,7 @@ from wastegate.core.trial import Arm, Goal, Trial
 from wastegate.load.blocks import Block, Design, Done, Run, report
 from wastegate.load.host import Host
 
-QUIET = Host(steal=0.0, busy=0.9, own=0.1)
+QUIET = Host(steal=0.0, busy=0.9, own=0.1, others=0.02)
 WOBBLE = (1.02, 0.97, 1.01, 1.03, 0.98, 0.99, 1.0, 1.02)
 
 
@@ -164,6 +164,7 @@ def test_a_report_is_json() -> None:
         ({"blocks": 0}, "at least 1 block"),
         ({"spares": -1}, "at least 1 block"),
         ({"seconds": 3.0, "warmup": 3.0}, "nothing would count"),
+        ({"quiet": -1.0}, "of quiet before a turn"),
         ({"warmup": -1.0}, "nothing would count"),
         ({"rates": (2.0, 1.0)}, "must rise"),
         ({"rates": (0.0, 1.0)}, "must rise"),

@@ -19,6 +19,7 @@ def test_shares_by_hand() -> None:
     before, after = moment(0, 1.0, 10, 0, 5, 100, 0, 1, 1, 4), moment(2.0, 1.5, 70, 0, 20, 190, 10, 1, 6, 24)
     host = between(before, after)
     assert (host.steal, host.busy, host.own) == pytest.approx((0.1, 0.4, 0.25))
+    assert (host.others, between(before, after, 0.5).others) == (None, 0.5)
 
 
 def test_where_nothing_is_counted() -> None:
@@ -49,14 +50,16 @@ def test_what_linux_writes(tmp_path: Path) -> None:
 
 
 def test_the_rule() -> None:
-    quiet, stolen, tired = (
-        Host(steal=0.01, busy=0.9, own=0.2),
+    quiet, stolen, crowded, tired = (
+        Host(steal=0.01, busy=0.9, own=0.2, others=0.1),
         Host(steal=0.05, busy=0.9, own=0.2),
+        Host(steal=0.01, busy=0.9, own=0.2, others=0.2),
         Host(steal=None, busy=None, own=0.95),
     )
-    assert [Rule().broken_by(host) for host in (quiet, stolen, tired)] == [
+    assert [Rule().broken_by(host) for host in (quiet, stolen, crowded, tired)] == [
         "",
         "the machine's host gave CPU time to others",
+        "others on this machine were at work",
         "the load generator had no CPU time to spare",
     ]
     assert Rule(own=None).broken_by(tired) == ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,7 @@ from wastegate.load.paired import PairedError, Progress, run
 from wastegate.load.replay import Config
 from wastegate.load.turns import Replayed, Sample, Turn, lengths
 
-CALM = Rule(steal=1.0, own=None)
+CALM = Rule(steal=1.0, others=1.0, own=None)
 """Whatever the machine that runs the tests is up to."""
 
 
@@ -37,7 +39,7 @@ class Player:
 
 
 def design(**changes: object) -> Design:
-    return Design(**{"seconds": 0.25, "warmup": 0.05, "rule": CALM, **changes})  # type: ignore[arg-type]
+    return Design(**{"seconds": 0.25, "warmup": 0.05, "quiet": 0.0, "rule": CALM, **changes})  # type: ignore[arg-type]
 
 
 async def test_blocks_are_mirrored_and_either_arm_begins() -> None:
@@ -96,6 +98,21 @@ async def test_a_busy_generator_is_seen_by_the_rule() -> None:
     found = await run({"a": busy, "b": busy}, design(blocks=1, spares=0, rule=Rule(steal=1.0, own=0.05)))
     assert found.dropped == {"the load generator had no CPU time to spare": 1}
     assert found.blocks[0].turns[0].host.own > 0.05
+
+
+async def test_others_at_work_are_seen_while_nothing_of_ours_runs() -> None:
+    """A process that spins holds one core of however many there are."""
+    spinning = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    try:
+        rule = Rule(steal=1.0, others=0.5 / (os.cpu_count() or 1))
+        told: list[Turn] = []
+        found = await run({"a": Player(told), "b": Player(told)}, design(blocks=1, spares=0, quiet=0.3, rule=rule))
+    finally:
+        spinning.kill()
+        await spinning.wait()
+    if found.blocks[0].turns[0].host.others is None:
+        pytest.skip("this machine does not keep count")
+    assert found.dropped == {"others on this machine were at work": 1}
 
 
 async def test_plain_functions_run_beside_the_loop() -> None:

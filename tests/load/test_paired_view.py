@@ -30,7 +30,10 @@ def turn(**changes: object) -> Turn:
 def test_a_difference_and_its_interval_are_told() -> None:
     text = printed(report(run(*pairs(failed_share=0.0, e2e_p95=0.25), blocks=8)))
     assert "fast against base, paired by block" in text
-    assert "at the trace's own times: 8 blocks; at most 0.0% stolen, load generator 10% of a core" in text
+    assert (
+        "at the trace's own times: 8 blocks; at most 0.0% stolen, 2% used by others, load generator 10% of a core"
+        in text
+    )
     words = " ".join(text.split())
     assert "p95 fast 1 0.5012 ×0.501 0.49" in words
     assert words.count("differs") == 1

@@ -31,6 +31,8 @@ class Design(Struct, frozen=True, kw_only=True):
     seed: int = 0
     level: float = 0.95
     rule: Rule = Rule()
+    quiet: float = 0.2
+    """Seconds before each turn in which nothing is sent, to see whether others are at work here; 0 looks for nobody."""
     limit: float | None = None
     limit_metric: str = "e2e_p95"
     patience: float = 900.0
@@ -39,6 +41,8 @@ class Design(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.blocks < 1 or self.spares < 0:
             raise ValueError(f"{self.blocks} blocks with {self.spares} spares: at least 1 block is needed")
+        if not 0.0 <= self.quiet < math.inf:
+            raise ValueError(f"{self.quiet} s of quiet before a turn: it must be 0 or more")
         if not 0.0 <= self.warmup < self.seconds:
             raise ValueError(f"a turn of {self.seconds:g} s with {self.warmup:g} s of warm-up: nothing would count")
         if any(rate <= 0 for rate in self.rates) or list(self.rates) != sorted(set(self.rates)):

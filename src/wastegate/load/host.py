@@ -35,22 +35,28 @@ class Host(Struct, frozen=True, kw_only=True):
     """Share of the machine's CPU time that anybody here used."""
     own: float
     """What this process used, as a share of one core: near 1 it was the bottleneck itself."""
+    others: float | None = None
+    """Share of the machine's CPU time that anybody used in a quiet moment just before, when nothing of ours ran."""
 
 
 class Rule(Struct, frozen=True, kw_only=True):
     """When a block counts as disturbed: fixed before a run, blind to what was measured.
 
-    ``steal``: most of the machine's CPU time that may go to others of its host; ``own``: most of one core that this
-    process may use, None where it does the measured work itself.
+    ``steal``: most of the machine's CPU time that may go to others of its host; ``others``: most that others on this
+    machine may have used just before a turn; ``own``: most of one core that this process may use, None where it does
+    the measured work itself.
     """
 
     steal: float = 0.03
+    others: float = 0.15
     own: float | None = 0.85
 
     def broken_by(self, host: Host) -> str:
         """Why a turn with this much disturbance does not count; empty if it does."""
         if host.steal is not None and host.steal > self.steal:
             return "the machine's host gave CPU time to others"
+        if host.others is not None and host.others > self.others:
+            return "others on this machine were at work"
         if self.own is not None and host.own > self.own:
             return "the load generator had no CPU time to spare"
         return ""
@@ -61,18 +67,19 @@ def look(stat: Path = STAT) -> Moment:
     return Moment(seconds=time.perf_counter(), own=time.process_time(), ticks=_ticks(stat))
 
 
-def between(before: Moment, after: Moment) -> Host:
-    """What happened from one moment to the other."""
+def between(before: Moment, after: Moment, others: float | None = None) -> Host:
+    """What happened from one moment to the other; ``others`` as seen just before."""
     seconds = max(after.seconds - before.seconds, 1e-9)
     own = (after.own - before.own) / seconds
     if before.ticks is None or after.ticks is None:
-        return Host(steal=None, busy=None, own=own)
+        return Host(steal=None, busy=None, own=own, others=others)
     spent = [late - early for early, late in zip(before.ticks, after.ticks, strict=True)]
     total = sum(spent)
     if total <= 0:  # shorter than a tick of the clock
-        return Host(steal=None, busy=None, own=own)
+        return Host(steal=None, busy=None, own=own, others=others)
     idle = sum(spent[column] for column in _IDLE)
-    return Host(steal=spent[_STEAL] / total, busy=(total - idle - spent[_STEAL]) / total, own=own)
+    busy = (total - idle - spent[_STEAL]) / total
+    return Host(steal=spent[_STEAL] / total, busy=busy, own=own, others=others)
 
 
 def _ticks(stat: Path) -> tuple[int, ...] | None:

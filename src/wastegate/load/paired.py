@@ -131,6 +131,7 @@ class _Going:
             self.stopped = True
             return None
         self._progress.turn = turn
+        others = await self._others()
         before = look()
         try:
             async with asyncio.timeout(self._design.patience) as timer:
@@ -146,11 +147,19 @@ class _Going:
             began=before.seconds - self.start,
             took=after.seconds - before.seconds,
             figures=dict(sample.figures),
-            host=between(before, after),
+            host=between(before, after, others),
             fault=sample.fault,
         )
         self._progress.done.append(done)
         return done
+
+    async def _others(self) -> float | None:
+        """What others here use, seen while nothing is in flight."""
+        if not self._design.quiet:
+            return None
+        before = look()
+        await asyncio.sleep(self._design.quiet)
+        return between(before, look()).busy
 
 
 async def _measured(measure: Measure, turn: Turn) -> Sample:

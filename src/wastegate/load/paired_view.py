@@ -65,7 +65,9 @@ def _rung(report: Report, rate: float | None) -> str:
     turns = [turn for block in report.kept(rate) for turn in block.turns]
     own = max((turn.host.own for turn in turns), default=0.0)
     steal = max((turn.host.steal or 0.0 for turn in turns), default=0.0)
-    return f"{at}: {len(report.kept(rate))} blocks; at most {steal:.1%} stolen, load generator {own:.0%} of a core"
+    others = max((turn.host.others or 0.0 for turn in turns), default=0.0)
+    seen = f"at most {steal:.1%} stolen, {others:.0%} used by others, load generator {own:.0%} of a core"
+    return f"{at}: {len(report.kept(rate))} blocks; {seen}"
 
 
 def _comparisons(lines: list[Line], level: float) -> Table:
