@@ -1,8 +1,8 @@
 """Intervals that may be looked at after every block, and that may end a trial: all of them together hold the truth with
 the chance promised. How a trial is run, and what ends it, never enter here.
 
-The price is width: at the number of blocks that they are tuned for, about one and a half times an interval that is
-looked at once.
+The price is width: at the number of blocks that they are tuned for, about 1.6 times an interval that is looked at
+once.
 """
 
 from __future__ import annotations
