@@ -13,6 +13,9 @@ beside its median stand the least and the greatest of n rounds, between which th
 
 Bar, at 32 streams: at least 90 % of the raw step loop's tokens per second, 1.8 × vLLM's and 4.5 × llama.cpp's. At one
 stream, llama.cpp's figure is printed beside ours.
+
+With --hints the raw step loop runs instead, under each of the runtime's settings: what the engine's defaults were
+chosen by. It has no bar.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -43,6 +47,10 @@ MODEL = "smollm2-135m-instruct"
 PROMPT_TOKENS, PROMPT_WORDS, OUTPUT = 110, 40, 64
 WIDTHS = (1, 8, 32)
 BAR_WIDTH = 32
+SETTINGS: tuple[dict[str, object], ...] = (
+    {}, {"hint": "none"}, {"hint": "throughput"}, {"kv_precision": "f16"}, {"kv_precision": "bf16"}, {"threads": 1},
+    {"batched_tokens": 512},
+)  # fmt: skip
 BARS = {"raw": 0.90, "vllm": 1.8, "llamacpp": 4.5}
 
 
@@ -63,6 +71,7 @@ def main() -> int:
         "--rounds", type=int, default=6, help="rounds, each with all widths and contestants (default: 6)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    parser.add_argument("--hints", action="store_true", help="the runtime's settings instead of the rivals; no bar")
     parser.add_argument("--without", action="append", default=[], choices=("vllm", "llamacpp"),
         help="leave a rival out; its bar then fails")  # fmt: skip
     arguments = parser.parse_args()
@@ -73,7 +82,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="wastegate-bench-") as logs:
         contestants: dict[str, Contestant] = {}
         try:
-            start(contestants, Path(logs), arguments.without)
+            starters = variants(Path(logs)) if arguments.hints else everyone(Path(logs), arguments.without)
+            for who, starter in starters.items():
+                print(f"starting {who} …", flush=True)
+                contestants[who] = starter()
+                contestants[who].pause()
             measured = uvloop.run(take_turns(contestants, plan))
         except RuntimeError as problem:
             tell_logs(Path(logs))
@@ -86,13 +99,13 @@ def main() -> int:
     figures = {"about": about, "contestants": names, "measured": to_builtins(measured)}
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
-    return tell(measured, names)
+    table(measured, names)
+    return 0 if arguments.hints else tell(measured)
 
 
-def start(contestants: dict[str, Contestant], logs: Path, without: Sequence[str]) -> None:
-    """Bring everyone up, one after another, and stop each once it is."""
-    library = Library(site.cache_dir())
-    model = library.pull(MODEL, lambda *_: None)
+def everyone(logs: Path, without: Sequence[str]) -> dict[str, Callable[[], Contestant]]:
+    """How each contestant is brought up."""
+    model = Library(site.cache_dir()).pull(MODEL, lambda *_: None)
     cache = site.cache_dir() / "benchmarks"
     cache.mkdir(parents=True, exist_ok=True)
     starters: dict[str, Callable[[], Contestant]] = {
@@ -101,12 +114,15 @@ def start(contestants: dict[str, Contestant], logs: Path, without: Sequence[str]
         "llamacpp": lambda: rivals.start_llamacpp(cache, model, BAR_WIDTH, logs),
         "vllm": lambda: rivals.start_vllm(cache, model, BAR_WIDTH, logs),
     }
-    for who, starter in starters.items():
-        if who in without:
-            continue
-        print(f"starting {who} …", flush=True)
-        contestants[who] = starter()
-        contestants[who].pause()
+    return {who: starter for who, starter in starters.items() if who not in without}
+
+
+def variants(logs: Path) -> dict[str, Callable[[], Contestant]]:
+    """The raw step loop under each setting that might be faster."""
+    model = Library(site.cache_dir()).pull(MODEL, lambda *_: None)
+    return {
+        str(options): partial(rivals.start_raw, model, PROMPT_TOKENS, OUTPUT, logs, options) for options in SETTINGS
+    }
 
 
 async def take_turns(contestants: dict[str, Contestant], plan: Sequence[tuple[int, int]]) -> list[Measured]:
@@ -137,28 +153,27 @@ async def measure(who: str, contestant: Contestant, width: int, number: int, pro
         contestant.pause()
 
 
-def tell(measured: Sequence[Measured], names: dict[str, tuple[str, str]]) -> int:
-    """The table, the ratios and the bar; the exit code."""
+def table(measured: Sequence[Measured], names: dict[str, tuple[str, str]]) -> None:
     widths = sorted({one.width for one in measured})
     print(f"\n{'tokens/s (time to first token), median':58}" + "".join(f"{width:>16} at once" for width in widths))
     for who, (name, made_of) in names.items():
         cells = "".join(f"{cell(measured, who, width):>24}" for width in widths)
         print(f"{name + ': ' + made_of:58}{cells}")
+
+
+def tell(measured: Sequence[Measured]) -> int:
+    """The ratios and the bar; the exit code."""
     print("\nours beside each, within a round:")
-    passed = True
-    bars = []
-    for who, least in BARS.items():
-        for width in widths:
+    for who in BARS:
+        for width in sorted({one.width for one in measured}):
             found = ratios(measured, who, width)
-            if not found:
-                continue
-            middle = statistics.median(found)
-            print(f"  {who:9} at {width:2}: {middle:5.2f} × [{min(found):.2f} … {max(found):.2f}], {len(found)} rounds")
-        found = ratios(measured, who, BAR_WIDTH)
-        enough = bool(found) and statistics.median(found) >= least
-        passed = passed and enough
-        bars.append(f"{who} {statistics.median(found) if found else float('nan'):.2f} (≥ {least:.2f})")
-    print(f"bar: {'pass' if passed else 'fail'}: at {BAR_WIDTH} streams × {', '.join(bars)}")
+            if found:
+                middle, count = statistics.median(found), len(found)
+                print(f"  {who:9} at {width:2}: {middle:5.2f} × [{min(found):.2f} … {max(found):.2f}], {count} rounds")
+    middles = {who: statistics.median(ratios(measured, who, BAR_WIDTH) or [float("nan")]) for who in BARS}
+    passed = all(middles[who] >= least for who, least in BARS.items())
+    figures = ", ".join(f"{who} {middles[who]:.2f} (≥ {least:.2f})" for who, least in BARS.items())
+    print(f"bar: {'pass' if passed else 'fail'}: at {BAR_WIDTH} streams × {figures}")
     return 0 if passed else 1
 
 

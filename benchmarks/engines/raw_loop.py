@@ -1,11 +1,14 @@
 """The pipeline's own step loop, with nothing around it: what HTTP is measured against. Reads a number of streams a
 line and answers with the seconds that they took.
 
-    python raw_loop.py MODEL.gguf PROMPT_TOKENS OUTPUT_TOKENS
+    python raw_loop.py MODEL.gguf PROMPT_TOKENS OUTPUT_TOKENS [OPTIONS]
+
+OPTIONS are fields of EngineOptions as JSON, in place of the engine's defaults.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -17,8 +20,8 @@ from wastegate.local.pipeline import Pipeline
 from wastegate.local.settings import EngineOptions, configure
 
 
-def main(model: str, prompt: int, output: int) -> None:
-    config = configure(EngineOptions(name="raw"), Path(model)).loop
+def main(model: str, prompt: int, output: int, options: str = "{}") -> None:
+    config = configure(EngineOptions(**{"name": "raw", **json.loads(options)}), Path(model)).loop
     pipeline = Pipeline(config)
     pipeline.warm_up(config.limits.cap, config.batched_tokens)
     print("ready", flush=True)
@@ -36,4 +39,4 @@ def main(model: str, prompt: int, output: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

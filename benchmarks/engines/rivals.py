@@ -4,6 +4,7 @@ compute on every core that this process may use."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -120,9 +121,16 @@ def _tree(pid: int) -> list[int]:
     return pids
 
 
-def start_raw(model: Path, prompt: int, output: int, logs: Path) -> Contestant:
+def start_raw(
+    model: Path, prompt: int, output: int, logs: Path, options: Mapping[str, object] | None = None
+) -> Contestant:
+    """The step loop alone; ``options`` (fields of EngineOptions) in place of the engine's defaults."""
     command = [sys.executable, str(HERE / "raw_loop.py"), str(model), str(prompt), str(output)]
-    raw = Contestant("raw step loop", "Q4_1 GGUF, 8-bit KV, no HTTP", command, log=logs / "raw.log")
+    name = "raw step loop"
+    if options is not None:
+        command.append(json.dumps(options))
+        name = ", ".join(f"{key} {value}" for key, value in options.items()) or "the defaults"
+    raw = Contestant(name, "Q4_1 GGUF, 8-bit KV, no HTTP", command, log=logs / f"raw-{name}.log")
     raw.await_line()
     return raw
 
