@@ -126,7 +126,10 @@ class StreamReader:
                 self.last += event
             elif self._read(event):
                 keep.append(event if self._continued is None else self._as_continued(event))
-        self.last += piece[start:] if self.done else b""
+        if self.done:
+            self.last += piece[start:]
+        else:  # a third line feed at the end belongs to the next event
+            self._tail = piece[start:] + self._tail
         return b"".join(keep)
 
     def _read(self, event: bytes) -> bool:
