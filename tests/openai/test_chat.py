@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wastegate.openai.chat import Request, RequestError, read_answer, read_request, with_text_so_far, with_usage
@@ -39,6 +39,19 @@ def test_what_policy_needs_is_read_and_the_rest_skipped() -> None:
 def test_an_empty_object_is_a_request_that_asks_for_nothing() -> None:
     request = read_request(b"{}")
     assert (request.model, request.stream, request.deterministic, request.structured) == (None, None, False, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"messages": [ {"role":"user"} ]}', b'[ {"role":"user"} ]'),
+        (b'{"prompt":"Once"}', b'"Once"'),
+        (b'{"prompt":"x","messages":[]}', b"[]"),
+        (b"{}", b""),
+    ],
+)
+def test_the_prompt_is_taken_as_it_stands(body: bytes, text: bytes) -> None:
+    assert read_request(body).text == text
 
 
 @pytest.mark.parametrize(
@@ -82,6 +95,7 @@ def test_a_body_that_does_not_fit_says_what_and_where(body: bytes, says: str, pa
     assert caught.value.param == param
 
 
+@settings(deadline=None)  # a loaded machine is no failure
 @given(st.binary(max_size=60) | JSON.map(msgspec.json.encode))
 def test_no_body_raises_anything_else(body: bytes) -> None:
     try:
@@ -141,6 +155,7 @@ def test_a_body_that_cannot_be_taken_apart_goes_on_as_it_is() -> None:
     assert asked(body) == body
 
 
+@settings(deadline=None)  # a loaded machine is no failure
 @given(st.dictionaries(st.text(), JSON, max_size=5), st.sampled_from([None, {}, {"include_usage": False}, {"x": 1}]))
 def test_asking_changes_one_member_only(members: dict[str, Any], options: dict[str, Any] | None) -> None:
     members = {**{k: v for k, v in members.items() if k not in Request.__struct_fields__}, "stream": True}
