@@ -44,6 +44,10 @@ def test_binomial_term_by_term(n: int, p: float, data: st.DataObject) -> None:
     assert binomial_cdf(k, n, p) == pytest.approx(sum(terms), abs=1e-10)
 
 
+def test_the_ends_of_the_binomial() -> None:
+    assert (binomial_cdf(-1, 5, 0.5), binomial_cdf(5, 5, 0.5)) == (0.0, 1.0)
+
+
 def test_a_million_tries() -> None:
     spread = math.sqrt(1e6 * 0.95 * 0.05)
     assert binomial_cdf(950_100, 1_000_000, 0.95) == pytest.approx(normal_cdf(100.5 / spread), abs=1e-3)

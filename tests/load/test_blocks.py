@@ -72,8 +72,8 @@ def test_shares_that_are_0_are_compared_by_their_difference() -> None:
 def test_what_is_missing_has_no_estimate_and_says_why() -> None:
     some = [*pairs(count=7), block(7, {"p95": 1.0, "ttft": math.inf}, {})]
     lines = {line.metric: line for line in report(run(*some, blocks=8)).lines}
-    assert (lines["p95"].estimate, lines["p95"].why) == (None, "1 of 8 blocks have no figure")
-    assert lines["ttft"].why == "8 of 8 blocks have no figure"
+    assert (lines["p95"].estimate, lines["p95"].why) == (None, "1 of 8 blocks have no finite figure")
+    assert lines["ttft"].why == "8 of 8 blocks have no finite figure"
     (few,) = report(run(*pairs(count=5), blocks=5)).lines
     assert (few.estimate, few.why) == (None, "5 blocks are too few for an interval: 6 are needed")
 

@@ -159,7 +159,7 @@ def _line(run: Run, rate: float | None, metric: str, arm: str) -> Line:
     blank = int((~np.isfinite(base) | ~np.isfinite(other)).sum())
     estimate, why = None, ""
     if blank:
-        why = f"{blank} of {len(base)} blocks have no figure"
+        why = f"{blank} of {len(base)} blocks have no finite figure"
     else:
         estimate = compare(base, other, scale, run.design.level, run.design.seed)
         if estimate is None:
