@@ -177,6 +177,13 @@ def test_what_is_not_compressed_as_it_says_is_an_error() -> None:
         answer.feed(b"plain", 102.0)
 
 
+def test_a_bomb_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_MOST_INFLATED", 1000)
+    answer = begin([*JSON, (b"content-encoding", b"gzip")])
+    with pytest.raises(zlib.error, match="1000 bytes"):
+        answer.feed(zlib.compress(b"a" * 5000, wbits=31), 102.0)
+
+
 def test_an_encoding_that_is_not_known_goes_on_untouched() -> None:
     headers: Headers = [*JSON, (b"content-encoding", b"br")]
     answer = begin(headers)

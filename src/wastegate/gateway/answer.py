@@ -14,6 +14,8 @@ from wastegate.openai.sse import Continued, StreamReader, Usage
 MAX_HELD_BYTES = 4 << 20
 """Of an answer that is read whole (an error, or JSON whose usage is wanted), at most this much is kept."""
 _GZIP_OR_ZLIB = 47
+_MOST_INFLATED = 32 << 20
+"""What one read may inflate to: text compresses tenfold, so more than this is no answer."""
 
 
 class Answer:
@@ -79,7 +81,9 @@ class Answer:
         """The next piece of the body; returns what may go to the client now. Raises zlib.error."""
         self.seen = now
         if self._inflate is not None:
-            data = self._inflate.decompress(data)
+            data = self._inflate.decompress(data, _MOST_INFLATED)
+            if self._inflate.unconsumed_tail:
+                raise zlib.error(f"one read inflates to more than {_MOST_INFLATED} bytes")
         reader = self.reader
         if reader is None:
             return self._plain(data)
