@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GAP = 0.010
 """Seconds between chunks: a decode step of a busy engine."""
 TESTS = ("hold", "json1", "json8", "json64", "ttft", "s16", "s128", "s256", "max")
-MOST_EXTRA = 4
+MOST_EXTRA = 2
 """Repeats added at most for those in which a measurement of ours was disturbed."""
 
 

@@ -195,7 +195,7 @@ PEERS = (
     Peer("vllm-router rr", vllm_router("round_robin"), rust=True),
     Peer("vllm-router cache", vllm_router("cache_aware"), rust=True),
     Peer("sglang-router rr", sglang_router("round_robin"), rust=True),
-    Peer("sglang-router cache", sglang_router("cache_aware"), rust=True),
+    Peer("sglang-router cache", sglang_router("cache_aware"), repeats=1),
     Peer("nginx", nginx),
     Peer("litellm", litellm, pace=0.1, repeats=1),
 )
