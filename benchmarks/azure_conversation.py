@@ -53,7 +53,7 @@ def main() -> int:
         replay = run(data, rows, scale, arguments.rate)
         ledger = data / "ledger.db"
         audit = json.loads(wastegate("audit", "--ledger", str(ledger), "--json"))["report"]
-        text = wastegate("audit", "--ledger", str(ledger))
+        text = wastegate("audit", "--ledger", str(ledger)).replace(str(ledger), "ledger.db")
         wrong = judge(replay, audit, saved(data), ledger)
     print(text)
     if arguments.write:
@@ -172,10 +172,11 @@ SmolLM2-135M-Instruct, each on one core of a two-core machine at $0.085 an hour.
 $ .venv/bin/python benchmarks/azure_conversation.py --write docs/audit-azure.md
 ```
 
-which runs `{command} --limit {rows} --token-scale {scale} --rate {rate:g}` and then `wastegate audit`. The replay sent
-{replay["sent"]} of {replay["read"]} rows: {replay["ok"]} were answered, {sum(replay["failed"].values())} failed;
-TTFT from the intended time: P50 {ttft["p50"]:.2f} s, P95 {ttft["p95"]:.2f} s; E2E: P50 {e2e["p50"]:.2f} s,
-P95 {e2e["p95"]:.2f} s.
+which runs `{command} --limit {rows} --token-scale {scale} --rate {rate:g}`
+and then `wastegate audit`. The replay sent {replay["sent"]} of {replay["read"]} rows: {replay["ok"]} were answered,
+{sum(replay["failed"].values())} failed; TTFT from the intended time: P50 {ttft["p50"]:.2f} s, P95 {ttft["p95"]:.2f} s;
+E2E: P50 {e2e["p50"]:.2f} s, P95 {e2e["p95"]:.2f} s. The ten calls beyond these are the replay's own, to calibrate
+prompt lengths.
 
 ```text
 {text.strip()}
