@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from benchmarks.gateway_overhead import MOST_EXTRA, Ground
 from benchmarks.overhead.load import Load
 from benchmarks.overhead.meter import probe, stolen_seconds, tree
