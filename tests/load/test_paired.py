@@ -15,7 +15,7 @@ from tests.load.conftest import ToyServer
 from wastegate.load.blocks import Design
 from wastegate.load.host import Rule
 from wastegate.load.openloop import Stop
-from wastegate.load.paired import PairedError, Progress, run
+from wastegate.load.paired import PairedError, Progress, collect, run
 from wastegate.load.replay import Config
 from wastegate.load.turns import Replayed, Sample, Turn, lengths
 
@@ -58,6 +58,31 @@ async def test_blocks_are_mirrored_and_either_arm_begins() -> None:
     assert found.lines[0].estimate.value == pytest.approx(0.5)
     assert found.notes.count("played") == 1
     assert [turn.arm for turn in found.blocks[0].turns] == list(rounds[0])
+
+
+async def test_a_block_that_is_not_mirrored_has_a_turn_of_each_arm() -> None:
+    told: list[Turn] = []
+    progress = Progress()
+    arms = {"a": Player(told), "b": Player(told)}
+    found = await collect(arms, design(blocks=12, spares=0, mirrored=False), progress)
+    rounds = ["".join(turn.arm for turn in told[place : place + 2]) for place in range(2, 26, 2)]
+    assert set(rounds) == {"ab", "ba"}
+    assert (progress.total, len(progress.done), len(found.blocks)) == (26, 26, 12)
+
+
+async def test_one_arm_can_be_run_where_nothing_is_compared() -> None:
+    told: list[Turn] = []
+    found = await collect({"only": Player(told)}, design(rates=(1.0, 2.0), blocks=2, mirrored=False))
+    assert [(turn.rate, turn.block) for turn in told[1:]] == [(1.0, 0), (2.0, 0), (1.0, 1), (2.0, 1)]
+    assert found.series("only", "p95", 2.0).tolist() == [1.0, 1.0]
+
+
+async def test_a_ladder_may_count_what_runs_at_once() -> None:
+    def broken(turn: Turn) -> dict[str, float]:
+        raise OSError("gone")
+
+    with pytest.raises(PairedError, match="a at 8 at once, warm-up turn: OSError: gone"):
+        await collect({"a": broken}, design(rates=(8.0,), unit=" at once"))
 
 
 async def test_three_arms_and_a_ladder() -> None:

@@ -37,6 +37,10 @@ class Design(Struct, frozen=True, kw_only=True):
     limit_metric: str = "e2e_p95"
     patience: float = 900.0
     """Seconds that one turn may take in all."""
+    mirrored: bool = True
+    """Each arm runs twice in a block, A B B A, which cancels a steady drift; else once, in an order that is drawn."""
+    unit: str = "/s"
+    """What stands behind a rung's number: its ladder may count something else than requests per second."""
 
     def __post_init__(self) -> None:
         if self.blocks < 1 or self.spares < 0:
@@ -54,6 +58,10 @@ class Design(Struct, frozen=True, kw_only=True):
     def rungs(self) -> tuple[float | None, ...]:
         return self.rates or (None,)
 
+    def at(self, rate: float | None) -> str:
+        """The rung, to stand behind a sentence: " at 4/s"; empty where there is no ladder."""
+        return "" if rate is None else f" at {rate:g}{self.unit}"
+
 
 class Done(Struct, frozen=True, kw_only=True):
     """One turn as it went. ``began``: seconds after the run's start."""
@@ -67,7 +75,7 @@ class Done(Struct, frozen=True, kw_only=True):
 
 
 class Block(Struct, frozen=True, kw_only=True):
-    """One mirrored round. ``dropped``: why it does not count; empty if it does."""
+    """One round of turns. ``dropped``: why it does not count; empty if it does."""
 
     rate: float | None
     number: int
@@ -197,13 +205,13 @@ def _invalid(run: Run) -> tuple[str, ...]:
         total = sum(block.rate == rate for block in run.blocks)
         dropped = total - len(run.kept(rate))
         if dropped > MOST_DROPPED * total:
-            found.append(f"{dropped} of {total} blocks{_at(rate)} were disturbed: wait for a quieter machine")
+            found.append(f"{dropped} of {total} blocks{run.design.at(rate)} were disturbed: wait for a quieter machine")
     return tuple(found)
 
 
 def _notes(run: Run) -> tuple[str, ...]:
     found = [
-        f"{len(run.kept(rate))} of {run.design.blocks} blocks were kept{_at(rate)}"
+        f"{len(run.kept(rate))} of {run.design.blocks} blocks were kept{run.design.at(rate)}"
         for rate in run.design.rungs
         if len(run.kept(rate)) < run.design.blocks
     ]
@@ -214,7 +222,3 @@ def _notes(run: Run) -> tuple[str, ...]:
     if turns and all(turn.host.steal is None for turn in turns):
         found.append("this machine does not say what its host takes from it, so no block could be dropped for that")
     return tuple(found)
-
-
-def _at(rate: float | None) -> str:
-    return "" if rate is None else f" at {rate:g}/s"

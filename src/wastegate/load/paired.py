@@ -1,8 +1,9 @@
 """Two or more ways to run, interleaved: the same arrivals for each, turn about, so that the hour and the host fall on
 all alike. How one turn is run, what the machine did and what the figures say are told by rooms of their own.
 
-A *block* is one mirrored round of turns, A B B A, with the arm that begins drawn by chance. A block in which the
-machine was disturbed is dropped whole, by a rule fixed beforehand that does not see what was measured, and counted.
+A *block* is one mirrored round of turns, A B B A, with the arm that begins drawn by chance (or, where a design asks
+for it, one turn of each in an order that is drawn). A block in which the machine was disturbed is dropped whole, by a
+rule fixed beforehand that does not see what was measured, and counted.
 """
 
 from __future__ import annotations
@@ -49,17 +50,22 @@ async def run(
     """
     if len(arms) < 2:
         raise ValueError("a paired run needs two arms or more, the baseline first")
+    return report(await collect(arms, design, progress, stop))
+
+
+async def collect(
+    arms: Mapping[str, Measure], design: Design, progress: Progress | None = None, stop: Stop | None = None
+) -> Run:
+    """The turns of :func:`run`, without comparing anything: one arm will do. Raises PairedError."""
     going = _Going(arms, design, progress or Progress(), stop or Stop())
     blocks = await going.blocks()
-    return report(
-        Run(
-            arms=tuple(arms),
-            design=design,
-            blocks=tuple(blocks),
-            notes=tuple(going.notes),
-            interrupted=going.stopped,
-            seconds=perf_counter() - going.start,
-        )
+    return Run(
+        arms=tuple(arms),
+        design=design,
+        blocks=tuple(blocks),
+        notes=tuple(going.notes),
+        interrupted=going.stopped,
+        seconds=perf_counter() - going.start,
     )
 
 
@@ -79,7 +85,7 @@ class _Going:
 
     async def blocks(self) -> list[Block]:
         design = self._design
-        self._progress.total = len(self._arms) * (1 + 2 * design.blocks * len(design.rungs))
+        self._progress.total = len(self._arms) * (1 + (1 + design.mirrored) * design.blocks * len(design.rungs))
         found: list[Block] = []
         for arm in self._arms:
             if await self._turn(self._plan(arm, design.rungs[0], -1, 0)) is None:
@@ -99,7 +105,7 @@ class _Going:
         names = list(self._arms)
         order = [names[place] for place in self._chance.permutation(len(names))]
         turns: list[Done] = []
-        for place, arm in enumerate((*order, *reversed(order))):
+        for place, arm in enumerate((*order, *reversed(order)) if self._design.mirrored else order):
             done = await self._turn(self._plan(arm, rate, number, place))
             if done is None:
                 return None
@@ -138,8 +144,8 @@ class _Going:
                 sample = await _measured(self._arms[turn.arm], turn)
         except Exception as error:
             if timer.expired():
-                raise PairedError(f"{_name(turn)} did not end within {self._design.patience:g} s") from None
-            raise PairedError(f"{_name(turn)}: {type(error).__name__}: {error}") from error
+                raise PairedError(f"{self._name(turn)} did not end within {self._design.patience:g} s") from None
+            raise PairedError(f"{self._name(turn)}: {type(error).__name__}: {error}") from error
         after = look()
         self.notes += [note for note in sample.notes if note not in self.notes]
         done = Done(
@@ -152,6 +158,10 @@ class _Going:
         )
         self._progress.done.append(done)
         return done
+
+    def _name(self, turn: Turn) -> str:
+        place = f"block {turn.block}, turn {turn.place}" if turn.block >= 0 else "warm-up turn"
+        return f"{turn.arm}{self._design.at(turn.rate)}, {place}"
 
     async def _others(self) -> float | None:
         """What others here use, seen while nothing is in flight."""
@@ -169,8 +179,3 @@ async def _measured(measure: Measure, turn: Turn) -> Sample:
     if inspect.isawaitable(found):
         found = await found
     return found if isinstance(found, Sample) else Sample(figures=found)
-
-
-def _name(turn: Turn) -> str:
-    rate = "" if turn.rate is None else f" at {turn.rate:g}/s"
-    return f"{turn.arm}{rate}, " + (f"block {turn.block}, turn {turn.place}" if turn.block >= 0 else "warm-up turn")
