@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from wastegate import site
+from wastegate import levers, site
 from wastegate.places import struct_of
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "wastegate.toml"
@@ -45,6 +45,12 @@ def test_it_shows_every_setting() -> None:
     for section, names in settings(site._File).items():
         rows = shown[section] if isinstance(shown[section], list) else [shown[section]]
         assert {name for row in rows for name in row} == names, f"[{section}] of {EXAMPLE.name}"
+
+
+def test_it_shows_every_setting_of_every_lever() -> None:
+    shown = tomllib.loads(WRITTEN_OUT)["levers"]
+    for lever, names in settings(levers.Config).items():
+        assert set(shown[lever]) == names, f"[levers.{lever}] of {EXAMPLE.name}"
 
 
 def test_it_names_no_path_or_key_of_anybody() -> None:

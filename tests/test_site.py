@@ -148,6 +148,34 @@ def test_a_flag_can_be_wrong_as_well() -> None:
         site.load(workers=65)
 
 
+def test_a_route_takes_what_it_does_not_set_of_the_levers() -> None:
+    site = parse(
+        """
+[levers.streaming]
+default_tokens = 500
+most_tokens = 2000
+
+[[routes]]
+name = "chat"
+match = "/v1/chat/*"
+levers.streaming = { most_tokens = 300 }
+
+[[routes]]
+name = "rest"
+match = "*"
+"""
+    )
+    chat, rest = (route.levers.streaming for route in site.gateway.routes)
+    assert (chat.default_tokens, chat.most_tokens) == (500, 300)
+    assert rest == site.gateway.levers.streaming
+    with pytest.raises(ConfigError, match=r"x\.toml:1: most_tokens is -1: a bound in tokens, or 0 for none"):
+        parse("[levers.streaming]\nmost_tokens = -1\n")
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'streeming' in \[routes\.0\.levers\]; did you mean 'streaming'"
+    ):
+        parse('[[routes]]\nname = "a"\nmatch = "*"\nlevers.streeming = {}\n')
+
+
 def test_a_route_takes_the_timers_that_it_does_not_set() -> None:
     text = """
 [timers]

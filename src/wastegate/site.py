@@ -24,6 +24,7 @@ from wastegate.gateway import children, config, control, probe, recorder, shared
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Access, Origin, UrlError
+from wastegate.levers import Config as Levers
 from wastegate.places import Lines, UnknownKeyError, check_names, explain
 
 _QUIET_SECONDS = 0.25
@@ -73,6 +74,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     breaker: Breaker = Breaker()
     probe: probe.Config = probe.Config()
     ledger: recorder.Config = recorder.Config()
+    levers: Levers = Levers()
     routes: tuple[Route, ...] = ()
     replicas: tuple[_Replica, ...] = ()
     local: children.Config = children.Config()
@@ -226,20 +228,28 @@ def _shaped(text: str, name: str) -> tuple[_File, Lines]:
     where = Lines(text, name)
     try:
         check_names(raw, _File, (), where)
-        return msgspec.convert(_with_timers(raw), _File, strict=True), where
+        return msgspec.convert(_with_common(raw), _File, strict=True), where
     except UnknownKeyError as error:
         raise ConfigError(str(error)) from None
     except msgspec.ValidationError as error:
         raise ConfigError(explain(error, where)) from None
 
 
-def _with_timers(raw: dict[str, Any]) -> dict[str, Any]:
-    """A route's timers are those of [timers], but for the ones that it sets itself."""
-    common = raw.get("timers", {})
+def _with_common(raw: dict[str, Any]) -> dict[str, Any]:
+    """A route's timers and levers are those of [timers] and [levers], but for what it sets itself."""
     for route in raw.get("routes", []):
-        if isinstance(route, dict) and isinstance(common, dict) and isinstance(route.get("timers", {}), dict):
-            route["timers"] = {**common, **route.get("timers", {})}
+        if isinstance(route, dict):
+            for name in ("timers", "levers"):
+                if name in raw or name in route:
+                    route[name] = _over(raw.get(name, {}), route.get(name, {}))
     return raw
+
+
+def _over(common: Any, own: Any) -> Any:
+    """Tables within tables are merged; whatever is no table replaces what stands there."""
+    if not isinstance(common, dict) or not isinstance(own, dict):
+        return own
+    return {**common, **{key: _over(common.get(key), value) for key, value in own.items()}}
 
 
 def _data(file: _File) -> Path:
@@ -265,6 +275,7 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
         budget=file.retry_budget,
         probe=file.probe,
         ledger=file.ledger,
+        levers=file.levers,
         routes=file.routes,
         replicas=tuple(_replicas(file.replicas, name, access)),
         local=file.local,

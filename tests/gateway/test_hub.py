@@ -182,7 +182,7 @@ async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
     clock = Clock()
     recorder = Recorder(tmp_path / "journal", tmp_path / "ledger.db", "gateway", Config(), clock.now)
     world = World(Breaker(), RetryBudget())
-    hub = Hub(asyncio.get_running_loop(), clock.now, world, recorder, Rules(), (), 10)
+    hub = Hub(asyncio.get_running_loop(), clock.now, world, recorder, Rules(), 10)
     yield hub
     hub.stop()
     recorder.close()

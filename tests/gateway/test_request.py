@@ -16,6 +16,7 @@ from wastegate.core.plan import Timers
 from wastegate.gateway.relay import Flight
 from wastegate.gateway.request import Gate, Incoming, Route
 from wastegate.gateway.serve import Limits
+from wastegate.levers import Config as Levers
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def call_of(gateway: Running, body: bytes, path: str = CHAT, routes: tuple[Route
     incoming = Incoming()
     incoming.method, incoming.url, incoming.body = b"POST", path.encode(), [body]
     catcher = Catcher()
-    Gate(gateway.hub, routes, Timers(), Limits()).serve(incoming, catcher)
+    Gate(gateway.hub, routes, Timers(), Limits(), Levers()).serve(incoming, catcher)
     (flight,) = catcher.flights
     return flight._call, flight._timers
 

@@ -82,6 +82,7 @@ def _sections(config: Config) -> dict[str, Any]:
         "probe": plain(config.probe),
         "ledger": plain(config.ledger),
         "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
+        "levers": plain(config.levers),
         "routes": [plain(route) for route in config.routes],
         "replicas": [_replica(replica, config.access.get(replica.name, Access())) for replica in config.replicas],
         "local": {**local, "arguments": _arguments(config.local.arguments)},

@@ -15,6 +15,7 @@ from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.tls import Files
 from wastegate.gateway.upstream import Access
+from wastegate.levers import Config as Levers
 
 
 class StartError(Exception):
@@ -35,6 +36,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     budget: RetryBudget = RetryBudget()
     probe: probe.Config = probe.Config()
     ledger: recorder.Config = recorder.Config()
+    levers: Levers = Levers()
+    """For traffic that no route names; each of the routes has its own."""
     routes: tuple[Route, ...] = ()
     replicas: tuple[Replica, ...] = ()
     local: children.Config = children.Config()

@@ -18,7 +18,6 @@ from wastegate.gateway.reload import Ready, prepare_first
 from wastegate.gateway.request import Gate
 from wastegate.gateway.serve import ClientConnection
 from wastegate.gateway.tls import Certificate
-from wastegate.levers import LEVERS
 from wastegate.store.journal import JournalError
 from wastegate.store.schema import LedgerError
 
@@ -47,8 +46,8 @@ class Front:
         self._config = config
         loop = asyncio.get_running_loop()
         seed = load_seed(config.data / "prefix.seed")
-        self.hub = Hub(loop, now, world, book, config.rules, LEVERS, config.limits.line, seed)
-        self.gate = Gate(self.hub, config.routes, config.timers, config.limits)
+        self.hub = Hub(loop, now, world, book, config.rules, config.limits.line, seed)
+        self.gate = Gate(self.hub, config.routes, config.timers, config.limits, config.levers)
         ready = prepare_first(config)
         self._certificate = Certificate(ready.certificate) if ready.certificate is not None else None
         self.take(ready)
@@ -65,7 +64,7 @@ class Front:
         self.hub.origins = ready.origins
         self.hub.connect(state.replica for state in self.hub.world.states)
         self.gate.limits = config.limits
-        self.gate.set_routes(config.routes, config.timers)
+        self.gate.set_routes(config.routes, config.timers, config.levers)
         self.gate.keys = Keys(config.api_keys) if config.api_keys else None
         if self._certificate is not None and ready.certificate is not None:
             self._certificate.show(ready.certificate)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -15,7 +15,6 @@ from wastegate.core.call import Call
 from wastegate.core.effects import Claimed, Reply
 from wastegate.core.fleet import Replica, View
 from wastegate.core.ledger import Admission, Entry
-from wastegate.core.lifecycle import Lever
 from wastegate.core.lines import Lines
 from wastegate.core.mirror import Mirror
 from wastegate.core.plan import Plan, Rules
@@ -55,7 +54,6 @@ class Hub:
         world: World | Mirror,
         recorder: Recorder,
         rules: Rules,
-        levers: Sequence[Lever],
         line_bound: int,
         seed: int = 0,
     ) -> None:
@@ -66,7 +64,6 @@ class Hub:
         self.world = world
         self.recorder = recorder
         self.rules = rules
-        self.levers = levers
         self._seed = seed
         self.tally = Tally()
         self.link: Slots | None = None

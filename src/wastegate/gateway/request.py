@@ -13,11 +13,13 @@ import msgspec
 from msgspec import Struct
 
 from wastegate.core.call import BYTES_PER_TOKEN, Call
-from wastegate.core.lifecycle import lifecycle
+from wastegate.core.lifecycle import Lever, lifecycle
 from wastegate.core.plan import Timers
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.keys import Keys
 from wastegate.gateway.relay import Flight, Outgoing
+from wastegate.levers import Config as Levers
+from wastegate.levers import active
 from wastegate.openai.chat import Request, RequestError, read_request, with_usage
 from wastegate.openai.errors import error_body
 
@@ -35,6 +37,8 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True):
     failover: Literal["deterministic", "always", "never"] = "deterministic"
     """Which streams that break may go on from their text on another replica: those at temperature 0, all, or none.
     A call with tools or guided decoding, or with several choices, never does."""
+    levers: Levers = Levers()
+    """Settings of ``[levers]`` for this route alone."""
 
 
 class Incoming:
@@ -100,7 +104,7 @@ _UNSAFE = re.compile(r"[^\x20-\x7e]")
 class Gate:
     """What every client connection is handed: the hub, the routes, the limits, and the way in."""
 
-    def __init__(self, hub: Hub, routes: Sequence[Route], timers: Timers, limits: Limits) -> None:
+    def __init__(self, hub: Hub, routes: Sequence[Route], timers: Timers, limits: Limits, levers: Levers) -> None:
         self.hub = hub
         self.limits = limits
         self.connections: set[ClientConnection] = set()
@@ -109,16 +113,17 @@ class Gate:
         """None: anybody may call."""
         self._boot = secrets.token_hex(5)
         self._sequence = 0
-        self._routes: dict[bytes, tuple[str, Route]] = {}
-        self.set_routes(routes, timers)
+        self._routes: dict[bytes, tuple[str, Route, tuple[Lever, ...]]] = {}
+        self.set_routes(routes, timers, levers)
 
-    def set_routes(self, routes: Sequence[Route], timers: Timers) -> None:
+    def set_routes(self, routes: Sequence[Route], timers: Timers, levers: Levers) -> None:
         """Match every known path once; a request then only looks its path up."""
-        table: dict[bytes, tuple[str, Route]] = {}
+        table: dict[bytes, tuple[str, Route, tuple[Lever, ...]]] = {}
         for raw in (*_COMPLETIONS, *_OTHERS):
             path = raw.decode()
-            own = Route(path, path, timers)
-            table[raw] = path, next((route for route in routes if fnmatchcase(path, route.match)), own)
+            own = Route(path, path, timers, levers=levers)
+            route = next((route for route in routes if fnmatchcase(path, route.match)), own)
+            table[raw] = path, route, active(route.levers)
         self._routes = table
 
     def serve(self, incoming: Incoming, client: Responder) -> None:
@@ -158,14 +163,16 @@ class Gate:
             hub.tally.reject("body")
             client.respond(400, b"application/json", error_body(400, str(error), param=error.param))
             return
-        call, timers = self._label(incoming, path, request, len(body))
+        call, timers, levers = self._label(incoming, path, request, len(body))
         if call.stream and not call.wants_usage:
             body = with_usage(body, request)
         out = Outgoing(incoming.url, _forwarded(incoming.headers), body, request.text)
-        flight = Flight(hub, client, call, lifecycle(call, hub.levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
+        flight = Flight(hub, client, call, lifecycle(call, levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
         client.fly(flight, call.id.encode())
 
-    def _label(self, incoming: Incoming, path: bytes, request: Request, size: int) -> tuple[Call, Timers]:
+    def _label(
+        self, incoming: Incoming, path: bytes, request: Request, size: int
+    ) -> tuple[Call, Timers, tuple[Lever, ...]]:
         tenant, client_id, traceparent = "default", "", ""
         tags: list[tuple[str, str]] = []
         for name, value in incoming.headers:
@@ -179,7 +186,7 @@ class Gate:
             elif name.startswith(_TAG) and len(tags) < _MOST_TAGS:
                 tags.append((_label(name[len(_TAG) :]), _label(value)))
         self._sequence += 1
-        text, route = self._routes[path]
+        text, route, levers = self._routes[path]
         options = request.stream_options
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         call = Call(
@@ -203,7 +210,7 @@ class Gate:
             client_id=client_id,
             traceparent=traceparent,
         )
-        return call, route.timers
+        return call, route.timers, levers
 
     def _models(self) -> bytes:
         names = dict.fromkeys(m for state in self.hub.world.states for m in state.replica.models)

@@ -1,0 +1,20 @@
+"""Which levers are handed to a lifecycle, and in which order."""
+
+from __future__ import annotations
+
+from tests.test_shape import lever_names
+from wastegate import levers
+from wastegate.levers import streaming
+
+
+def test_a_lever_that_is_off_is_not_called_at_all() -> None:
+    assert levers.active(levers.Config()) == ()
+
+
+def test_one_that_is_on_is() -> None:
+    (lever,) = levers.active(levers.Config(streaming=streaming.Config(most_tokens=10)))
+    assert lever.func is streaming.decide  # type: ignore[attr-defined]
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    assert sorted(levers.LEVERS) == sorted(lever_names()) == sorted(levers.Config.__struct_fields__)
