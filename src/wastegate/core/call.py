@@ -32,6 +32,11 @@ class Call(Struct, frozen=True, gc=False):
     """False for what an engine does without its model, such as counting tokens: no token is spent on it."""
     blocks: bytes = b""
     """The prompt's whole blocks as chained 64-bit hashes, 8 bytes each: what prompts share, not what they say."""
+    scope: int = 0
+    """Prompts share KV only within one scope: a hash of the client's ``cache_salt`` and of its tools, which chat
+    templates put before the messages. 0 where there are neither."""
+    likeness: int = 0
+    """The prompt's SimHash: prompts much alike differ in few of its bits. 0 where nobody asks for it."""
     max_tokens: int | None = None
     n: int = 1
     deterministic: bool = False

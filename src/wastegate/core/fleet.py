@@ -45,6 +45,35 @@ class ReplicaState(Struct, frozen=True, gc=False):
         return self.fit(now) and (self.replica.cap is None or self.in_flight < self.replica.cap)
 
 
+Confidence = Literal["EXACT", "DEGRADED", "GUESS"]
+"""How sure it is what a replica's prefix cache holds: its engine tells each block that it keeps and drops; it says with
+each answer how much of the prompt it had; or it never says, and all that is known is what was sent there."""
+
+
+class Outlook(Struct, frozen=True, gc=False):
+    """What the replicas would make of one call: each tuple goes with ``View.replicas``, place by place."""
+
+    tokens: float
+    """The prompt's, estimated."""
+    cached: tuple[float, ...]
+    """Of these, in the replica's prefix cache, as far as is known."""
+    waits: tuple[float, ...]
+    """Seconds until the replica would have done the prefill that is before this call's."""
+    paces: tuple[float, ...]
+    """Seconds of prefill a token."""
+    confidence: tuple[Confidence, ...]
+    shared: float = 0.0
+    """Tokens at the front that most replicas hold: having them distinguishes nobody."""
+    key: int = 0
+    """Of the first block behind those: what is placed by it comes to lie together. 0: the prompt has no whole block."""
+    chance: float = 0.0
+    """That the replica which ``key`` stands for holds the prompt, though nobody remembers sending it there."""
+    sequence: int = 0
+    """How many calls were looked at before this one."""
+    stuck: str = ""
+    """The replica to which a prompt much like this one was sent last (for ``simhash``)."""
+
+
 class View(Struct, frozen=True, gc=False):
     """What policy may know when it decides for one call: one instant, nothing mutable."""
 
@@ -59,6 +88,8 @@ class View(Struct, frozen=True, gc=False):
     """The retry budget has room."""
     known_models: tuple[str, ...] = ()
     """All model names that the fleet serves, for the error message when this call's is not among them."""
+    outlook: Outlook | None = None
+    """None where nobody routes by it."""
 
 
 def serves(state: ReplicaState, model: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -74,6 +76,8 @@ class Plan(Struct, frozen=True, gc=False):
     wait: Wait | None = None
     refusal: Refusal | None = None
     trail: tuple[str, ...] = ()
+    open: tuple[int, ...] = ()
+    """Places in ``View.replicas`` of those that can take the call now: what a lever may choose among."""
 
     def because(self, reason: str) -> Plan:
         """The same plan with one more reason."""
@@ -95,22 +99,25 @@ def baseline(call: Call, view: View, tried: tuple[Attempt, ...], timers: Timers,
     if view.ahead:
         return Plan(call, number, timers, wait=Wait(deadline, "others are ahead in line"))
     failed = {attempt.replica for attempt in tried}
-    open_now = [state for state in view.replicas if state.open_to_calls(view.now) and state.replica.name not in failed]
-    if open_now:
-        chosen, reason = _two_choices(open_now, view.draw)
-        return Plan(call, number, timers, replica=chosen.replica, trail=(reason,))
+    states, now = view.replicas, view.now
+    places = tuple(
+        [at for at, state in enumerate(states) if state.open_to_calls(now) and state.replica.name not in failed]
+    )
+    if places:
+        chosen, reason = _two_choices(states, places, view.draw)
+        return Plan(call, number, timers, replica=chosen.replica, trail=(reason,), open=places)
     return _hold_or_refuse(call, view, failed, number, timers, rules)
 
 
-def _two_choices(states: list[ReplicaState], draw: float) -> tuple[ReplicaState, str]:
-    count = len(states)
+def _two_choices(states: Sequence[ReplicaState], places: Sequence[int], draw: float) -> tuple[ReplicaState, str]:
+    count = len(places)
     if count == 1:
-        only = states[0]
+        only = states[places[0]]
         return only, f"baseline: {only.replica.name}, the only one open ({only.in_flight} in flight)"
     pair = int(draw * count * (count - 1))
     first, second = divmod(pair, count - 1)
     second += second >= first  # two different ones from a single draw
-    one, other = states[first], states[second]
+    one, other = states[places[first]], states[places[second]]
     if other.in_flight < one.in_flight:
         one, other = other, one
     return one, (
