@@ -15,7 +15,7 @@ from wastegate.steps.audit import Report
 from wastegate.steps.verdict import Verdict
 from wastegate.steps.words import counted, dollars, instant, seconds, share
 
-_WASTE = {
+WASTE = {
     "superseded": "tried again elsewhere",
     "failed": "failed",
     "hung_up": "left by the client",
@@ -79,7 +79,7 @@ def _bill(report: Report) -> Table:
 
     row("requests", bill.requests)
     for kind, amount in sorted(bill.waste_by.items(), key=lambda item: -item[1]):
-        row(f"  of it wasted: {_WASTE[kind]}", amount, "dim")
+        row(f"  of it wasted: {WASTE[kind]}", amount, "dim")
     row("idle: up, nobody in flight", bill.idle)
     row("overhead: loading, warm-up, draining, probes", bill.overhead)
     table.add_section()
@@ -94,7 +94,7 @@ def _replicas(report: Report) -> Table:
     for replica in report.replicas:
         parts = (replica.dollars, replica.requests, replica.idle, replica.overhead)
         table.add_row(
-            replica.name,
+            Text(replica.name),
             *(dollars(part if replica.up_seconds or not replica.unpriced_seconds else None) for part in parts),
             seconds(replica.up_seconds),
             share(replica.utilisation),
@@ -156,8 +156,8 @@ def _splits(report: Report) -> Table:
         for number, row in enumerate(split.rows):
             known = row.dollars > 0 or not row.unpriced
             table.add_row(
-                "" if number else split.by,
-                row.name or "(none)",
+                Text("" if number else split.by),
+                Text(row.name or "(none)"),  # a label may hold what rich takes for markup
                 f"{row.calls:,}",
                 *([f"{row.unpriced:,}"] if unpriced else []),
                 dollars(row.dollars if known else None),
