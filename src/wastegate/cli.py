@@ -263,12 +263,14 @@ def _audit_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "\nexamples:\n"
         "  wastegate audit                          everything\n"
         "  wastegate audit --since 1h               the last hour\n"
+        "  wastegate audit --since 7d --html a.html  the same, and a page with charts\n"
         "  wastegate audit --since 2026-05-04 --until 2026-05-05T12:00 --json\n",
         formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--since", metavar="WHEN", help="90s, 15m, 1h, 7d, 2w ago, or a date or time (default: ever)")
     parser.add_argument("--until", metavar="WHEN", help="the same, for the end (default: now)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as one page with charts")
     _ledger_flags(parser)
     parser.set_defaults(run=_audit)
 
@@ -278,14 +280,17 @@ def _audit(arguments: argparse.Namespace) -> int:
     import sqlite3
     import time
 
-    from wastegate.steps import audit, audit_view
+    from wastegate.steps import audit, audit_html, audit_view
     from wastegate.steps.window import parse_when
 
     now = time.time()
     try:
         start = parse_when(arguments.since, now) if arguments.since else -math.inf
         end = parse_when(arguments.until, now) if arguments.until else math.inf
-        report = audit.run(_where(arguments), start, end)
+        if arguments.html is None:
+            report = audit.run(_where(arguments), start, end)
+        else:
+            report = audit_html.write(arguments.html, _where(arguments), start, end)
     except (ValueError, OSError, sqlite3.Error) as error:
         print(f"wastegate audit: {error}", file=sys.stderr)
         return 2
