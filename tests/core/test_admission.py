@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wastegate.core.admission import Admission, Limits, Line
+from wastegate.core.admission import Admission, Limits
 
 
 def test_limits_say_what_is_wrong() -> None:
@@ -13,118 +13,6 @@ def test_limits_say_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="queue is -1"):
         Limits(queue=-1)
     assert Limits(cap=1, queue=0) == Limits(1, 0)
-
-
-# ---- the line
-
-
-def test_a_line_keeps_order_of_arrival_within_a_priority() -> None:
-    line: Line[str] = Line(10)
-    for ticket, priority in (("late", 5), ("first", 0), ("second", 0), ("urgent", -1)):
-        assert line.join(ticket, priority)
-    assert line.head() == "urgent"
-    assert [line.pop() for _ in range(5)] == ["urgent", "first", "second", "late", None]
-    assert line.head() is None
-
-
-def test_a_full_line_turns_away_and_holds_nobody_by_mistake() -> None:
-    line: Line[str] = Line(1)
-    assert line.join("a")
-    assert not line.join("b")
-    assert "a" in line
-    assert "b" not in line
-    assert line.leave("a")
-    assert line.join("b")
-
-
-def test_leaving_twice_is_told_apart() -> None:
-    line: Line[str] = Line(2)
-    line.join("a")
-    assert line.leave("a")
-    assert not line.leave("a")
-    assert not line.leave("never here")
-
-
-def test_who_comes_back_stands_at_the_end() -> None:
-    line: Line[str] = Line(10)
-    for ticket in "abc":
-        line.join(ticket)
-    line.leave("a")
-    line.join("a")
-    assert [line.pop() for _ in range(3)] == ["b", "c", "a"]
-
-
-def test_who_comes_back_has_the_priority_of_the_second_time() -> None:
-    line: Line[str] = Line(10)
-    line.join("a", priority=0)
-    line.join("b", priority=1)
-    line.leave("a")
-    line.join("a", priority=2)
-    assert line.head() == "b"
-
-
-def test_places_left_behind_do_not_pile_up() -> None:
-    line: Line[int] = Line(10)
-    line.join(-1, priority=-1)  # it stays at the head, so that nothing behind it is ever popped
-    for ticket in range(10_000):
-        line.join(ticket)
-        line.leave(ticket)
-    assert len(line) == 1
-    assert len(line._heap) < 200
-
-
-class PlainLine:
-    """What a line means, written as slowly and plainly as can be."""
-
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
-        self.places: list[tuple[int, int, int]] = []
-        self.arrivals = 0
-
-    def join(self, ticket: int, priority: int) -> bool:
-        if len(self.places) >= self.bound:
-            return False
-        self.arrivals += 1
-        self.places.append((priority, self.arrivals, ticket))
-        self.places.sort()
-        return True
-
-    def leave(self, ticket: int) -> bool:
-        before = len(self.places)
-        self.places = [place for place in self.places if place[2] != ticket]
-        return len(self.places) < before
-
-    def head(self) -> int | None:
-        return self.places[0][2] if self.places else None
-
-    def pop(self) -> int | None:
-        return self.places.pop(0)[2] if self.places else None
-
-
-TICKETS = st.integers(0, 2)
-MOVES = st.one_of(
-    st.tuples(st.just("join"), TICKETS, st.integers(-1, 1)),
-    st.tuples(st.just("leave"), TICKETS, st.just(0)),
-    st.tuples(st.sampled_from(["pop", "head"]), st.just(0), st.just(0)),
-)
-
-
-@given(st.integers(0, 4), st.lists(MOVES, max_size=30))
-@settings(max_examples=500)
-def test_a_line_does_what_a_plain_list_does(bound: int, moves: list[tuple[str, int, int]]) -> None:
-    line: Line[int] = Line(bound)
-    plain = PlainLine(bound)
-    for move, ticket, priority in moves:
-        if move == "join" and ticket not in line:
-            assert line.join(ticket, priority) == plain.join(ticket, priority)
-        elif move == "leave":
-            assert line.leave(ticket) == plain.leave(ticket)
-        elif move == "pop":
-            assert line.pop() == plain.pop()
-        elif move == "head":
-            assert line.head() == plain.head()
-        assert len(line) == len(plain.places)
-    assert [line.pop() for _ in plain.places] == [ticket for _, _, ticket in plain.places]
 
 
 # ---- the line and the cap

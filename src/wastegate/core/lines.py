@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Container, Hashable
 from typing import Generic, TypeVar
 
-from wastegate.core.admission import Line
+from wastegate.core.line import QUANTUM, Line
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
@@ -28,12 +29,25 @@ class Lines(Generic[Ticket]):
         """Tickets in all lines together."""
         return sum(len(line) for line in self._lines.values())
 
-    def join(self, model: str, ticket: Ticket, priority: int = 0) -> bool:
-        """A place, or the place that it has already. False if the model's line is full."""
+    def join(
+        self,
+        model: str,
+        ticket: Ticket,
+        priority: int = 0,
+        *,
+        tenant: str = "",
+        group: str = "",
+        deadline: float = math.inf,
+        cost: float = QUANTUM,
+    ) -> bool:
+        """A place, or the place that it has already. False if the model's line is full. The rest as in
+        :meth:`Line.join`."""
         line = self._lines.get(model)
         if line is None:
             line = Line(self._bound)
-        if ticket not in line and not line.join(ticket, priority):
+        if ticket not in line and not line.join(
+            ticket, priority, tenant=tenant, group=group, deadline=deadline, cost=cost
+        ):
             return False
         self._lines[model] = line
         return True
@@ -44,25 +58,30 @@ class Lines(Generic[Ticket]):
         for line in self._lines.values():
             line.bound = bound
 
-    def leave(self, model: str, ticket: Ticket) -> bool:
-        """Give up a place. False if the ticket has none."""
+    def leave(self, model: str, ticket: Ticket, served: bool = False, now: float | None = None) -> bool:
+        """Give up a place. False if the ticket has none. The rest as in :meth:`Line.leave`."""
         line = self._lines.get(model)
-        if line is None or not line.leave(ticket):
+        if line is None or not line.leave(ticket, served, now):
             return False
         if not line:
             del self._lines[model]
         return True
 
-    def ahead(self, model: str, ticket: Ticket) -> int:
+    def ahead(self, model: str, ticket: Ticket, closed: Container[str] = ()) -> int:
         """How many may go first: none for the head of its line, everybody in the line for one without a place.
 
         For one in the middle this is an upper bound, since it counts those behind as well.
         """
         line = self._lines.get(model)
-        if line is None or line.head() == ticket:
+        if line is None or line.head(closed) == ticket:
             return 0
         return len(line) - (ticket in line)
 
-    def heads(self) -> list[Ticket]:
-        """Whose turn it is, one for each model that has a line."""
-        return [head for line in self._lines.values() if (head := line.head()) is not None]
+    def waiting(self, model: str) -> tuple[int, float | None]:
+        """How many wait for a model, and the seconds until a newcomer's turn, where the line's pace is known."""
+        line = self._lines.get(model)
+        return (len(line), line.wait(len(line))) if line is not None else (0, None)
+
+    def heads(self, closed: Container[str] = ()) -> list[Ticket]:
+        """Whose turn it is, one for each model that has a line. ``closed``: groups that have none now."""
+        return [head for line in self._lines.values() if (head := line.head(closed)) is not None]
