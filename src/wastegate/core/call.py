@@ -9,6 +9,17 @@ from msgspec import Struct
 BYTES_PER_TOKEN = 4
 
 
+class Divergence(Struct, frozen=True, gc=False):
+    """Where a prompt parts from the one before it on its route, and by what kind of thing. Never what it says."""
+
+    at: int
+    """Bytes from the prompt's start that the two share."""
+    by: str
+    """A kind of ``core.divergence``: "uuid", "time", "counter", …; "text" for anything else."""
+    again: int = 0
+    """Bytes behind it that are the same once more: they could have come from a cache, if it did not stand there."""
+
+
 class Call(Struct, frozen=True, gc=False):
     """One request as it arrived.
 
@@ -27,6 +38,7 @@ class Call(Struct, frozen=True, gc=False):
     wants_usage: bool = False
     """The client itself asked for the usage chunk of a stream; otherwise it is hidden again."""
     prompt_bytes: int = 0
+    """Of the prompt as it stands in the body, JSON and all."""
     prompt_tokens: int = 0
     model_runs: bool = True
     """False for what an engine does without its model, such as counting tokens: no token is spent on it."""
@@ -37,6 +49,10 @@ class Call(Struct, frozen=True, gc=False):
     templates put before the messages. 0 where there are neither."""
     likeness: int = 0
     """The prompt's SimHash: prompts much alike differ in few of its bits. 0 where nobody asks for it."""
+    divergence: Divergence | None = None
+    """Known only where its route is watched for it."""
+    twin: bytes = b""
+    """What is the same for two calls only if either's answer will do for both; empty where it is not to be shared."""
     max_tokens: int | None = None
     n: int = 1
     deterministic: bool = False

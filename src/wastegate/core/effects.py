@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from wastegate.core.call import Call
 from wastegate.core.fleet import View
-from wastegate.core.ledger import Attempt, Entry
+from wastegate.core.ledger import Attempt, Entry, Outcome
 from wastegate.core.plan import Plan, Refusal, Wait
 
 # ---- commands: what the lifecycle yields
@@ -49,7 +49,14 @@ class Send(Struct, frozen=True, gc=False):
     """Part of the answer is with the client: send what it has along, and relay only what is new."""
 
 
-Command = Prepare | Look | Queue | Claim | Send
+class Join(Struct, frozen=True, gc=False):
+    """To fly along with the call ``plan.joins``: what it is answered goes to this one's client too. Answered by
+    Joined."""
+
+    plan: Plan
+
+
+Command = Prepare | Look | Queue | Claim | Send | Join
 
 # ---- events: what the lifecycle is sent
 
@@ -79,7 +86,22 @@ class Reply(Struct, frozen=True, gc=False):
     finish_reason: str = ""
 
 
-Event = Call | View | Woken | Claimed | Reply
+class Joined(Struct, frozen=True, gc=False):
+    """How a flight along with another ended. ``outcome`` None: that one gave no answer to share, and nothing has gone
+    to this one's client yet."""
+
+    at: float
+    outcome: Outcome | None
+    status: int = 200
+    """As in ``Entry``."""
+    reason: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    """The other's, as are the output tokens; None where unknown."""
+    output_tokens: int | None = None
+
+
+Event = Call | View | Woken | Claimed | Reply | Joined
 
 
 class Closed(Struct, frozen=True, gc=False):

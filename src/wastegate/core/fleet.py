@@ -90,6 +90,8 @@ class View(Struct, frozen=True, gc=False):
     """All model names that the fleet serves, for the error message when this call's is not among them."""
     outlook: Outlook | None = None
     """None where nobody routes by it."""
+    twin: str = ""
+    """The id of another call in flight that asks the same as this one and lets others fly along; empty if none does."""
 
 
 def serves(state: ReplicaState, model: str) -> bool:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from wastegate.core.call import Divergence
+
 NANO = 1_000_000_000
 """Nano-dollars in a dollar: money is stored as whole nano-dollars."""
 
@@ -51,6 +53,15 @@ class Attempt(Struct, frozen=True, gc=False):
     usage: UsageSource = "none"
 
 
+class Flew(Struct, frozen=True, gc=False):
+    """A call whose answer was another's: nothing was computed for it. Tokens are the other's; None where unknown."""
+
+    call: str
+    """The other's id."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
 class Entry(Struct, frozen=True, gc=False):
     """One call, closed exactly once."""
 
@@ -76,6 +87,10 @@ class Entry(Struct, frozen=True, gc=False):
     traceparent: str = ""
     blocks: bytes = b""
     """The prompt's blocks as in ``Call``."""
+    prompt_bytes: int = 0
+    divergence: Divergence | None = None
+    flew: Flew | None = None
+    """With whom it flew: it then has no attempt that finished, and costs nothing."""
 
 
 class Admission(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
+from msgspec.structs import replace
+
 from wastegate.core.call import Call, length_class
-from wastegate.core.effects import Claim, Claimed, Closed, Command, Event, Look, Prepare, Queue, Reply, Send, Woken
+from wastegate.core.effects import (
+    Claim,
+    Claimed,
+    Closed,
+    Command,
+    Event,
+    Join,
+    Joined,
+    Look,
+    Prepare,
+    Queue,
+    Reply,
+    Send,
+    Woken,
+)
 from wastegate.core.fleet import View
-from wastegate.core.ledger import SHUTDOWN, Attempt, Entry, Outcome
+from wastegate.core.ledger import SHUTDOWN, Attempt, Entry, Flew, Outcome
 from wastegate.core.plan import Plan, Refusal, Rules, Timers, baseline
 
 Lever = Callable[[Plan, View], Plan]
@@ -32,6 +48,13 @@ def lifecycle(call: Call, levers: Sequence[Lever], timers: Timers, rules: Rules)
                 continue
             return _left_line(call, plan, woken, tried, trail)
         trail += plan.trail
+        if plan.joins:
+            joined = _joined((yield Join(plan)))
+            if joined.outcome is not None:
+                return _flown(call, plan, joined, tried, trail)
+            trail = _note(trail, f"{plan.joins} gave no answer that could be shared: goes alone")
+            call = replace(call, twin=b"")
+            continue
         if plan.refusal is not None or plan.replica is None:
             return _refused(call, plan.refusal, view.now, tried, trail)
         claimed = _claimed((yield Claim(plan)))
@@ -101,6 +124,20 @@ def _refused(
     return Closed(_entry(call, at, outcome, refusal.status, refusal.code, tried, trail), refusal)
 
 
+def _flown(call: Call, plan: Plan, joined: Joined, tried: tuple[Attempt, ...], trail: tuple[str, ...]) -> Closed:
+    """Its answer was another call's, or the beginning of it."""
+    assert joined.outcome is not None
+    refusal = None
+    if joined.outcome == "failed":
+        message = f"call {plan.joins}, whose answer this one shared, did not bring it: {joined.reason}"
+        refusal = Refusal(joined.status, message, "shared_flight_failed", 1.0)
+    flew = Flew(plan.joins, joined.prompt_tokens, joined.output_tokens)
+    entry = _entry(
+        call, joined.at, joined.outcome, joined.status, joined.reason, tried, trail, joined.finish_reason, flew
+    )
+    return Closed(entry, refusal)
+
+
 def _left_line(call: Call, plan: Plan, woken: Woken, tried: tuple[Attempt, ...], trail: tuple[str, ...]) -> Closed:
     """The wait ended without a turn."""
     if woken.why == "hung_up":
@@ -122,8 +159,11 @@ def _entry(
     tried: tuple[Attempt, ...],
     trail: tuple[str, ...],
     finish_reason: str = "",
+    flew: Flew | None = None,
 ) -> Entry:
     prompt, output = call.prompt_tokens, 0
+    if flew is not None:
+        prompt, output = flew.prompt_tokens or prompt, flew.output_tokens or output
     for attempt in tried:  # the last count known of each: a retry repeats the prompt
         prompt = attempt.prompt_tokens if attempt.prompt_tokens is not None else prompt
         output = attempt.output_tokens if attempt.output_tokens is not None else output
@@ -147,6 +187,9 @@ def _entry(
         client_id=call.client_id,
         traceparent=call.traceparent,
         blocks=call.blocks,
+        prompt_bytes=call.prompt_bytes,
+        divergence=call.divergence,
+        flew=flew,
     )
 
 
@@ -176,6 +219,11 @@ def _woken(event: Event) -> Woken:
 
 def _claimed(event: Event) -> Claimed:
     assert isinstance(event, Claimed), f"Claim was answered by {event!r}"
+    return event
+
+
+def _joined(event: Event) -> Joined:
+    assert isinstance(event, Joined), f"Join was answered by {event!r}"
     return event
 
 

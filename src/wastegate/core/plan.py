@@ -66,7 +66,7 @@ class Wait(Struct, frozen=True, gc=False):
 
 
 class Plan(Struct, frozen=True, gc=False):
-    """Exactly one of ``replica``, ``wait`` and ``refusal`` is set."""
+    """Exactly one of ``replica``, ``wait``, ``refusal`` and ``joins`` is set."""
 
     call: Call
     number: int
@@ -78,6 +78,10 @@ class Plan(Struct, frozen=True, gc=False):
     trail: tuple[str, ...] = ()
     open: tuple[int, ...] = ()
     """Places in ``View.replicas`` of those that can take the call now: what a lever may choose among."""
+    joins: str = ""
+    """Another call, in flight, whose answer is this one's too."""
+    most_tokens: int | None = None
+    """The answer is to be no longer than this, whatever the client wrote; None leaves the request as it is."""
 
     def because(self, reason: str) -> Plan:
         """The same plan with one more reason."""

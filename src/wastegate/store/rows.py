@@ -8,13 +8,15 @@ from typing import TypeVar
 
 import msgspec
 
-from wastegate.core.ledger import Attempt, Entry
+from wastegate.core.call import Divergence
+from wastegate.core.ledger import Attempt, Entry, Flew
 
 LABELS_HELD = 65_536
 """Labels kept in memory: user tags may have any number of values, and memory must not."""
 LOOKUP = 500
 """Values in one IN (…): below SQLite's oldest limit of 999."""
 
+_NOWHERE = (None, None, None)
 Item = TypeVar("Item")
 _trail = msgspec.json.Decoder(tuple[str, ...])
 
@@ -58,7 +60,9 @@ def insert(db: sqlite3.Connection, labels: dict[str, int], entries: Sequence[Ent
     words = [
         (
             *(seq, e.id, e.path, e.reason, e.finish_reason),
-            *(msgspec.json.encode(e.trail).decode(), e.client_id, e.traceparent, e.blocks),
+            *(msgspec.json.encode(e.trail).decode(), e.client_id, e.traceparent, e.blocks, e.prompt_bytes),
+            *(_NOWHERE if e.divergence is None else (e.divergence.at, e.divergence.by, e.divergence.again)),
+            *(_NOWHERE if e.flew is None else (e.flew.call, e.flew.prompt_tokens, e.flew.output_tokens)),
         )
         for seq, e in numbered
     ]
@@ -74,7 +78,7 @@ def insert(db: sqlite3.Connection, labels: dict[str, int], entries: Sequence[Ent
     tags = [(seq, place, label(key), label(value)) for seq, e in numbered for place, (key, value) in enumerate(e.tags)]
     for table, width, values in (
         ("entry", 11, numbers),
-        ("entry_text", 9, words),
+        ("entry_text", 16, words),
         ("attempt", 15, attempts),
         ("tag", 4, tags),
     ):
@@ -100,14 +104,17 @@ def _read(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[Entry]:
     tags = _tags(db, keys)
     for row in db.execute(
         f"""SELECT seq, entry_text.id, arrived, ended, r.text, path, m.text, t.text, c.text, stream, o.text, status,
-            reason, finish_reason, trail, client_id, traceparent, blocks FROM entry JOIN entry_text USING (seq)
+            reason, finish_reason, trail, client_id, traceparent, blocks, prompt_bytes,
+            diverges_at, diverges_by, same_again, flew_with, flew_prompt, flew_output
+            FROM entry JOIN entry_text USING (seq)
             JOIN label r ON r.id = route JOIN label m ON m.id = model JOIN label t ON t.id = tenant
             JOIN label c ON c.id = length_class JOIN label o ON o.id = outcome
             WHERE seq IN ({_marks(keys)}) ORDER BY seq""",
         keys,
     ):
         seq, name, arrived, ended, route, path, model, tenant, size, stream, outcome, status, reason = row[:13]
-        finish_reason, trail, client_id, traceparent, blocks = row[13:]
+        finish_reason, trail, client_id, traceparent, blocks, prompt_bytes = row[13:19]
+        divergence, flew = row[19:22], row[22:]
         yield Entry(
             id=name,
             arrived=arrived,
@@ -128,6 +135,9 @@ def _read(db: sqlite3.Connection, keys: Sequence[int]) -> Iterator[Entry]:
             client_id=client_id,
             traceparent=traceparent,
             blocks=blocks,
+            prompt_bytes=prompt_bytes,
+            divergence=Divergence(*divergence) if divergence[0] is not None else None,
+            flew=Flew(*flew) if flew[0] is not None else None,
         )
 
 

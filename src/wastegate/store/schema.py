@@ -83,4 +83,18 @@ def _first(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first,)
+def _prompts(connection: sqlite3.Connection) -> None:
+    """What a prompt shares with others, and with whom a call flew."""
+    for column in (
+        "prompt_bytes INTEGER NOT NULL DEFAULT 0",
+        "diverges_at INTEGER",
+        "diverges_by TEXT",
+        "same_again INTEGER",
+        "flew_with TEXT",
+        "flew_prompt INTEGER",
+        "flew_output INTEGER",
+    ):
+        connection.execute(f"ALTER TABLE entry_text ADD COLUMN {column}")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _prompts)
