@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from wastegate.core.ledger import Admission, Attempt, Entry, ReplicaSpan, Work
+from wastegate.core.ledger import Admission, Attempt, EngineRecord, Entry, RecordGap, ReplicaSpan, Run, Work
 
 HOURLY = 3_600_000_000_000
 """Nano-dollars an hour that make a second cost 1e9 of them: one dollar."""
@@ -57,6 +57,27 @@ def span(replica: str = "a", start: float = 0.0, end: float | None = 10.0, **oth
     """A replica that serves for a dollar a second."""
     given = {"phase": "serving", "price": HOURLY, **other}
     return ReplicaSpan(replica=replica, start=start, end=end, **given)
+
+
+def run(start: float = 0.0, end: float = 1.0, steps: int = 1, **other: Any) -> Run:
+    """Steps that did nothing unless told otherwise."""
+    given = {"prefill": 0, "decode": 0, "draft": 0, "kv": 0.0, **other}
+    return Run(start=start, end=end, steps=steps, **given)
+
+
+def record(id: str = "call.1", *runs: Run, **other: Any) -> EngineRecord:
+    """What vLLM says of a chat completion."""
+    given = {
+        "sequence": 1,
+        "arrived": min((one.start for one in runs), default=0.0),
+        "ended": max((one.end for one in runs), default=0.0),
+        "finish": "stop",
+        "prompt": sum(one.prefill for one in runs),
+        "cached": 0,
+        "output": sum(one.decode for one in runs) + 1,
+        **other,
+    }
+    return EngineRecord(id=f"chatcmpl-{id}-0a1b2c3d", runs=runs, **given)
 
 
 PLAIN = Work(prefill=0.001, decode=0.01, kv=0.0, fixed=0.0, source="a test")
@@ -113,6 +134,42 @@ def calls(draw: st.DrawFn) -> list[Entry]:
 
 
 @st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Any stretch that a record could tell of, also one that makes no sense."""
+    start = draw(times)
+    return run(
+        start,
+        start + draw(times) / 4,
+        draw(st.integers(0, 300)),
+        prefill=draw(st.integers(0, 5000)),
+        decode=draw(st.integers(0, 300)),
+        draft=draw(st.integers(0, 1000)),
+        kv=draw(st.floats(0.0, 1e6)),
+    )
+
+
+@st.composite
+def told_calls(draw: st.DrawFn) -> tuple[list[Entry], list[EngineRecord]]:
+    """Calls, and what engines tell of some of their attempts: of one perhaps twice, of others nothing."""
+    made = draw(calls())
+    ids = [f"{one.id}.{attempt.number}" for one in made for attempt in one.attempts]
+    told = [
+        record(id, *draw(st.lists(runs(), max_size=4)), measured=draw(st.sampled_from(["steps", "times"])))
+        for id in ids
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    return made, told
+
+
+@st.composite
+def gaps(draw: st.DrawFn) -> list[RecordGap]:
+    """Times without records, on any replica."""
+    starts = draw(st.lists(times, max_size=2))
+    return [RecordGap(draw(st.sampled_from("abc")), start, start + draw(times), draw(st.none() | st.just(3)))
+            for start in starts]  # fmt: skip
+
+
+@st.composite
 def spans(draw: st.DrawFn) -> list[ReplicaSpan]:
     """Replicas a and b in any phases, overlapping or with gaps, some without a price; never c."""
     made = {}
@@ -128,6 +185,7 @@ def spans(draw: st.DrawFn) -> list[ReplicaSpan]:
             probe_seconds=draw(st.floats(0.0, 3.0)),
             work=draw(st.none() | works),
             kv_capacity=draw(st.none() | st.integers(1, 20_000)),
+            joules=draw(st.none() | st.floats(0.0, 1e4)),
         )
         made[one.replica, one.phase, one.start] = one
     return list(made.values())

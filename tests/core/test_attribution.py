@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ledgers import HOURLY, PLAIN, attempt, calls, entry, span, spans, times
+from tests.ledgers import HOURLY, PLAIN, attempt, entry, record, run, span, spans, times, told_calls
+from tests.ledgers import gaps as drawn_gaps
 from wastegate.core.attribution import DEFAULT_WORK, WASTE, Charges, apportion, attribute, waste_of
-from wastegate.core.facts import Attempts, Calls, Facts, gather
-from wastegate.core.ledger import Entry, ReplicaSpan
-from wastegate.core.sharing import QUANTUM, Costs, loads
+from wastegate.core.facts import Attempts, Calls, Facts, Records, gather
+from wastegate.core.ledger import EngineRecord, Entry, RecordGap, ReplicaSpan, Work
+from wastegate.core.runs import QUANTUM, Told
+from wastegate.core.sharing import Costs, loads
 from wastegate.core.timeline import nanoseconds
 
 INFINITE = float("inf")
@@ -24,8 +28,18 @@ ROUNDED = 3
 """Nano-dollars that rounding may move: an amount has three parts, each within one of its value."""
 
 
-def charge(entries: list[Entry], life: list[ReplicaSpan], start: float = -INFINITE, end: float = INFINITE) -> Charges:
-    return attribute(gather(entries, life, start, end))
+Called = tuple[list[Entry], list[EngineRecord]]
+
+
+def charge(
+    entries: list[Entry],
+    life: list[ReplicaSpan],
+    start: float = -INFINITE,
+    end: float = INFINITE,
+    records: Iterable[EngineRecord] = (),
+    gaps: Iterable[RecordGap] = (),
+) -> Charges:
+    return attribute(gather(entries, life, start, end, records, gaps))
 
 
 def assert_conserved(charges: Charges) -> None:
@@ -44,17 +58,45 @@ def assert_conserved(charges: Charges) -> None:
 # ---- properties
 
 
-@given(calls(), spans(), times, times)
+@given(told_calls(), spans(), times, times, drawn_gaps())
 def test_requests_idle_and_overhead_are_the_bill_on_any_window(
-    entries: list[Entry], life: list[ReplicaSpan], start: float, length: float
+    told: Called, life: list[ReplicaSpan], start: float, length: float, gaps: list[RecordGap]
 ) -> None:
     for window in ((-INFINITE, INFINITE), (start, start + length), (start, INFINITE), (-INFINITE, start)):
-        assert_conserved(charge(entries, life, *window))
+        assert_conserved(charge(told[0], life, *window, told[1], gaps))
 
 
-@given(calls(), spans(), times)
-def test_two_windows_that_meet_sum_to_the_whole(entries: list[Entry], life: list[ReplicaSpan], cut: float) -> None:
-    whole, before, after = charge(entries, life), charge(entries, life, end=cut), charge(entries, life, cut)
+@given(told_calls(), spans(), times, times)
+def test_what_an_engine_tells_changes_parts_and_never_the_bill(
+    told: Called, life: list[ReplicaSpan], start: float, length: float
+) -> None:
+    alone, exact = (charge(told[0], life, start, start + length, records) for records in ((), told[1]))
+    assert (exact.bill, exact.requests) == (alone.bill, alone.requests)
+    assert (exact.idle, exact.overhead) == (alone.idle, alone.overhead)
+    assert (exact.estimate == alone.amount).all()
+    for one, other in zip(alone.replicas, exact.replicas, strict=True):
+        assert (one.busy, one.bill, one.requests) == (other.busy, other.bill, other.requests)
+
+
+@given(told_calls(), spans())
+def test_energy_is_shared_and_no_more_than_was_used(told: Called, life: list[ReplicaSpan]) -> None:
+    charges = charge(told[0], life, records=told[1])
+    facts = gather(told[0], life)
+    for bill in charges.replicas:
+        rows = [facts.replicas[number] == bill.replica for number in facts.attempts.replica]
+        joules = charges.joules[rows]
+        if bill.joules is None:
+            assert np.isnan(joules).all()
+        else:
+            assert (joules >= 0).all()
+            assert joules.sum() <= bill.joules * (1 + 1e-9)
+
+
+@given(told_calls(), spans(), times)
+def test_two_windows_that_meet_sum_to_the_whole(told: Called, life: list[ReplicaSpan], cut: float) -> None:
+    entries, records = told
+    whole = charge(entries, life, records=records)
+    before, after = charge(entries, life, end=cut, records=records), charge(entries, life, cut, records=records)
     for name in ("amount", "naive"):
         parts = getattr(before, name) + getattr(after, name) - getattr(whole, name)
         assert (abs(parts) <= 3 * ROUNDED + getattr(whole, name) * 1e-9).all()
@@ -62,14 +104,16 @@ def test_two_windows_that_meet_sum_to_the_whole(entries: list[Entry], life: list
         assert abs(getattr(before, name) + getattr(after, name) - getattr(whole, name)) <= 3 * len(whole.replicas)
 
 
-@given(calls(), spans(), st.randoms(use_true_random=False))
-def test_the_order_of_rows_changes_nothing(entries: list[Entry], life: list[ReplicaSpan], chance: st.randoms) -> None:  # type: ignore[valid-type]
-    facts = gather(entries, life)
+@given(told_calls(), spans(), st.randoms(use_true_random=False))
+def test_the_order_of_rows_changes_nothing(told: Called, life: list[ReplicaSpan], chance: st.randoms) -> None:  # type: ignore[valid-type]
+    facts = gather(told[0], life, records=told[1])
     tries = np.array(chance.sample(range(len(facts.attempts.call)), len(facts.attempts.call)), np.int64)  # type: ignore[attr-defined]
     rows = np.array(chance.sample(range(len(facts.calls.key)), len(facts.calls.key)), np.int64)  # type: ignore[attr-defined]
     place = np.argsort(rows)
     moved = {name: getattr(facts.attempts, name)[tries] for name in Attempts.__struct_fields__}
     moved["call"] = place[moved["call"]]
+    records = {name: getattr(facts.records, name) for name in Records.__struct_fields__}
+    records["attempt"] = np.argsort(tries)[records["attempt"]]
     shuffled = Facts(
         facts.start,
         facts.end,
@@ -79,16 +123,17 @@ def test_the_order_of_rows_changes_nothing(entries: list[Entry], life: list[Repl
         facts.replicas,
         tuple(reversed(life)),
         facts.names,
+        Records(**records),
     )
     one, other = attribute(facts), attribute(shuffled)
-    for name in ("amount", "prefill", "decode", "kv", "naive", "priced", "waste"):
+    for name in ("amount", "prefill", "decode", "kv", "naive", "priced", "waste", "recorded", "estimate"):
         assert (getattr(one, name)[tries] == getattr(other, name)).all()
     assert one.replicas == other.replicas
 
 
-@given(calls(), spans())
-def test_it_agrees_with_reckoning_instant_by_instant(entries: list[Entry], life: list[ReplicaSpan]) -> None:
-    facts = gather(entries, life)
+@given(told_calls(), spans())
+def test_it_agrees_with_reckoning_instant_by_instant(told: Called, life: list[ReplicaSpan]) -> None:
+    facts = gather(told[0], life, records=told[1])
     charges = attribute(facts)
     for number, name in enumerate(facts.replicas):
         rows = np.flatnonzero(facts.attempts.replica == number)
@@ -98,34 +143,31 @@ def test_it_agrees_with_reckoning_instant_by_instant(entries: list[Entry], life:
 
 
 def reckon(facts: Facts, rows: np.ndarray, life: list[ReplicaSpan]) -> list[Fraction]:
-    """What each attempt owes, in exact fractions and without a trick: every stretch between two events on its own."""
-    load = loads(facts.attempts, rows, Costs.of(life, DEFAULT_WORK))
+    """What each attempt owes, in exact fractions and without a trick: every stretch between two points on its own."""
+    points = loads(facts.attempts, rows, Costs.of(life, DEFAULT_WORK), Told.of(facts.records, rows)).points
     edges = []
     for one in life:
         begin = int(nanoseconds(one.start))
         edges.append((begin, max(begin, int(nanoseconds(one.end if one.end is not None else one.seen)))))
-    events = sorted({int(t) for t in (*load.begin, *load.first, *load.end)} | {t for pair in edges for t in pair})
+    events = sorted({int(t) for t in points.time} | {t for pair in edges for t in pair})
+    # A stretch of a chain that weighs something, from one point to its next.
+    pieces = [
+        (int(points.time[n]), int(points.time[n + 1]), int(points.owner[n]), own, int(points.fixed[n]))
+        for n in range(len(points.time))
+        if (own := int(points.prefill[n] + points.decode[n] + points.kv[n])) or points.fixed[n]
+    ]
     owed = [Fraction(0)] * len(rows)
     for begin, stop in itertools.pairwise(events):
         price = 0
         for one, (low, high) in zip(life, edges, strict=True):
             if low <= begin < high:
                 price = one.price
-        weights: dict[int, Fraction] = {}
-        fixed: dict[int, int] = {}
-        for n in range(len(rows)):
-            if load.begin[n] <= begin < load.end[n]:
-                prefilling = begin < load.first[n]
-                own = int(load.prefill[n]) if prefilling else 0
-                if not prefilling or not load.split[n]:
-                    own += int(load.decode[n] + load.kv[n])
-                    fixed[n] = int(load.fixed[n])
-                weights[n] = Fraction(own)
-        writers = sum(1 for amount in fixed.values() if amount)
-        for n, amount in fixed.items():
-            weights[n] += Fraction(amount, max(writers, 1))
-        for n, weight in weights.items():
-            owed[n] += Fraction(price * (stop - begin), 3600 * NANO) * weight / sum(weights.values())
+        here = [piece for piece in pieces if piece[0] <= begin < piece[1]]
+        writers = max(sum(1 for *_, fixed in here if fixed), 1)
+        weights = [(owner, own + Fraction(fixed, writers)) for _, _, owner, own, fixed in here]
+        total = sum(weight for _, weight in weights)
+        for owner, weight in weights:
+            owed[owner] += Fraction(price * (stop - begin), 3600 * NANO) * weight / total
     return owed
 
 
@@ -248,6 +290,131 @@ def test_a_month_of_a_busy_replica_adds_up() -> None:
     days = [charge(entries, life, 1.79e9 + day * 86_400, 1.79e9 + (day + 1) * 86_400) for day in range(30)]
     summed = sum(day.amount for day in days)
     assert (abs(summed - charges.amount) <= 31 * ROUNDED + charges.amount * 1e-9).all()
+
+
+# ---- what engines tell, at a dollar a second
+
+
+def pair(**second: Any) -> list[Entry]:
+    """Two calls in flight together for ten seconds, of which the gateway sees the same."""
+    seen: dict[str, Any] = {"begin": 0.0, "end": 10.0, "first_token": 1.0, "prompt_tokens": 100, "output_tokens": 100}
+    return [entry("x", attempt(**seen)), entry("y", attempt(**{**seen, **second}))]
+
+
+def test_the_time_in_the_engines_queue_is_not_charged_as_work() -> None:
+    # y waited for nine seconds, of which the gateway saw nothing.
+    records = [
+        record("x.1", run(0.0, 10.0, 100, decode=100)),
+        record("y.1", run(9.0, 10.0, 10, decode=10)),
+    ]
+    charges = charge(pair(), [span(work=PLAIN)], records=records)
+    assert charge(pair(), [span(work=PLAIN)]).amount.tolist() == [5 * NANO, 5 * NANO]
+    assert charges.amount / NANO == pytest.approx([9.5, 0.5], rel=2e-2)
+    (bill,) = charges.replicas
+    assert (bill.basis, bill.attempts, bill.recorded) == ("EXACT", 2, 2)
+    assert bill.moved == pytest.approx(0.45, abs=0.01)
+    assert charges.estimate.tolist() == [5 * NANO, 5 * NANO]
+
+
+def test_a_steps_time_is_shared_by_the_work_in_it_however_long_it_takes() -> None:
+    # Both decode in all of 20 steps; in the last of them, nine seconds long, y also has 90 prompt tokens computed.
+    records = [
+        record("x.1", run(0.0, 10.0, 20, decode=20)),
+        record("y.1", run(0.0, 1.0, 19, decode=19), run(1.0, 10.0, 1, prefill=90, decode=1)),
+    ]
+    charges = charge(pair(), [span(work=PLAIN)], records=records)
+    # One token decoded is 10 ms, 90 prompt tokens are 90: the last step is a tenth x's.
+    last = 9.0 * 10 / (10 + 100)
+    assert charges.amount[0] / NANO == pytest.approx(0.5 + last, rel=1e-2)
+
+
+def test_cached_tokens_cost_nothing_to_compute_and_what_they_hold_is_paid() -> None:
+    work = Work(prefill=0.001, decode=0.0, kv=0.001, source="a test")
+    records = [
+        record("x.1", run(0.0, 10.0, 1, prefill=100, kv=1000.0)),
+        record("y.1", run(0.0, 10.0, 1, prefill=0, kv=1000.0), cached=100),
+    ]
+    charges = charge(pair(), [span(work=work)], records=records)
+    assert charges.prefill / NANO == pytest.approx([10 / 3, 0.0], abs=3e-2)
+    assert charges.kv / NANO == pytest.approx([10 / 3, 10 / 3], rel=1e-2)
+
+
+def test_draft_tokens_are_paid_by_whom_they_were_verified_for() -> None:
+    records = [
+        record("x.1", run(0.0, 10.0, 10, decode=10)),
+        record("y.1", run(0.0, 10.0, 10, decode=10, draft=100)),
+    ]
+    charges = charge(pair(), [span(work=PLAIN)], records=records)  # 10 ms decoded, 10 × 1 ms drafted a step
+    assert charges.amount / NANO == pytest.approx([10 / 3, 20 / 3], rel=1e-2)
+
+
+def test_every_choice_of_an_answer_is_its_calls() -> None:
+    records = [record("x.1", run(0.0, 10.0, 10, decode=10))] * 2 + [record("y.1", run(0.0, 10.0, 10, decode=10))]
+    charges = charge(pair(), [span(work=PLAIN)], records=records)
+    assert charges.amount / NANO == pytest.approx([20 / 3, 10 / 3], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("records", "gap", "basis"),
+    [
+        (["x", "y"], None, "EXACT"),
+        (["x"], None, "DEGRADED"),
+        ([], None, "GATEWAY"),
+        (["x", "y"], (2.0, 3.0), "DEGRADED"),
+        (["x", "y"], (10.0, 30.0), "EXACT"),
+    ],
+)
+def test_the_basis_says_whether_the_engine_told_all(
+    records: list[str], gap: tuple[float, float] | None, basis: str
+) -> None:
+    told = [record(f"{name}.1", run(0.0, 10.0, 10, decode=10)) for name in records]
+    gaps = [RecordGap("a", *gap, None), RecordGap("b", 0.0, 9.0, 1)] if gap else []
+    charges = charge(pair(), [span(end=40.0)], records=told, gaps=gaps)
+    assert (charges.replicas[0].basis, charges.basis) == (basis, basis)
+    assert charges.recorded.tolist() == ["x" in records, "y" in records]
+
+
+def test_records_of_times_alone_are_no_exact_basis() -> None:
+    told = [record(f"{name}.1", run(0.0, 10.0, 0, prefill=10), measured="times") for name in "xy"]
+    assert charge(pair(), [span()], records=told).basis == "DEGRADED"
+
+
+def test_what_never_reached_the_engine_needs_no_record() -> None:
+    refused = entry("z", attempt(begin=0.0, end=1.0, outcome="failed", status=503))
+    told = [record(f"{name}.1", run(0.0, 10.0, 10, decode=10)) for name in "xy"]
+    assert charge([*pair(), refused], [span()], records=told).basis == "EXACT"
+
+
+def test_one_replica_without_records_makes_the_whole_a_gateways_estimate() -> None:
+    told = [record(f"{name}.1", run(0.0, 10.0, 10, decode=10)) for name in "xy"]
+    elsewhere = entry("z", attempt("b", 0.0, 1.0))
+    charges = charge([*pair(), elsewhere], [span(), span("b"), span("c")], records=told)
+    assert {one.replica: one.basis for one in charges.replicas} == {"a": "EXACT", "b": "GATEWAY", "c": "GATEWAY"}
+    assert charges.basis == "GATEWAY"
+    assert charge([], []).basis == "GATEWAY"
+
+
+def test_records_count_for_nothing_where_nothing_is_charged() -> None:
+    charges = charge(pair(), [span(price=0)], records=[record("x.1", run(0.0, 10.0, 10, decode=10))])
+    assert charges.replicas[0].moved is None
+
+
+def test_the_memory_share_of_the_usual_formula_is_the_kv_that_was_held() -> None:
+    told = [record("x.1", run(0.0, 10.0, 10, decode=10, kv=5000.0))]
+    charges = charge(pair(), [span(kv_capacity=1000)], records=told)
+    assert charges.naive[0] == 5 * NANO
+    assert charges.memory_known.tolist() == [True, True]
+
+
+def test_energy_is_charged_as_the_money_is() -> None:
+    life = [span(work=PLAIN, joules=400.0), span(start=10.0, end=20.0, joules=600.0)]
+    charges = charge(pair(output_tokens=300), life)
+    assert charges.joules.sum() == pytest.approx(400.0)
+    assert charges.joules / 400 == pytest.approx(charges.amount / (10 * NANO), rel=1e-6)
+    assert charges.replicas[0].joules == pytest.approx(1000.0)
+    unmeasured = charge(pair(), [span()])
+    assert np.isnan(unmeasured.joules).all()
+    assert unmeasured.replicas[0].joules is None
 
 
 # ---- the page that tells of it

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from tests.ledgers import PLAIN, attempt, entry, span
-from wastegate.core.facts import gather
+from wastegate.core.facts import Flags, Floats, Ints, gather
 from wastegate.core.ledger import Attempt, ReplicaSpan, Work
-from wastegate.core.sharing import CEILING, FLOOR, QUANTUM, Costs, Loads, Shared, loads, share
+from wastegate.core.runs import CEILING, QUANTUM
+from wastegate.core.sharing import FLOOR, Costs, Shared, loads, share
 from wastegate.core.timeline import timeline
 
 INFINITE = float("inf")
@@ -20,13 +21,50 @@ def costs(*spans: ReplicaSpan, default: Work = PLAIN) -> Costs:
     return Costs.of(spans, default)
 
 
-def loaded(*tries: Attempt, by: Costs | None = None) -> Loads:
+class Phases(NamedTuple):
+    """The attempts' own chains, taken apart: one figure an attempt."""
+
+    begin: Ints
+    first: Ints
+    end: Ints
+    prefill: Ints
+    """Before the first token."""
+    early: Ints
+    """Decode before the first token: where there is none."""
+    decode: Ints
+    kv: Ints
+    fixed: Ints
+    """These three after the first token, or spread over the whole where there is none."""
+    memory: Floats
+    memory_known: Flags
+
+
+def loaded(*tries: Attempt, by: Costs | None = None) -> Phases:
     facts = gather([entry(f"call-{number}", one) for number, one in enumerate(tries)])
-    return loads(facts.attempts, np.arange(len(tries)), by or costs())
+    load = loads(facts.attempts, np.arange(len(tries)), by or costs())
+    points = load.points
+    assert points.owner.tolist() == [number for number in range(len(tries)) for _ in range(3)]
+    assert points.inside.tolist() == [1, 1, 0] * len(tries)
+    for weights in (points.prefill, points.decode, points.kv, points.fixed):
+        assert not weights[2::3].any(), "a chain ends in a point that weighs nothing"
+    return Phases(
+        begin=points.time[0::3],
+        first=points.time[1::3],
+        end=points.time[2::3],
+        prefill=points.prefill[0::3],
+        early=points.decode[0::3],
+        decode=points.decode[1::3],
+        kv=points.kv[1::3],
+        fixed=points.fixed[1::3],
+        memory=load.memory,
+        memory_known=load.memory_known,
+    )
 
 
 def shared(*tries: Attempt, spans: tuple[ReplicaSpan, ...] = (span(),), work: Work = PLAIN) -> Shared:
-    return share(timeline(spans, -INFINITE, INFINITE), loaded(*tries, by=Costs.of(spans, work)))
+    facts = gather([entry(f"call-{number}", one) for number, one in enumerate(tries)])
+    load = loads(facts.attempts, np.arange(len(tries)), Costs.of(spans, work))
+    return share(timeline(spans, -INFINITE, INFINITE), load)
 
 
 def quanta(density: float) -> int:
@@ -68,14 +106,14 @@ def test_prefill_before_the_first_token_decode_after_it() -> None:
     assert load.decode[0] == quanta(400 * 0.01 / 8)
     assert load.kv[0] == quanta(400 * 1e-6 * (1000 + 200) / 8)
     assert load.fixed[0] == quanta(400 * 0.02 / 8)
-    assert load.split[0]
+    assert load.early[0] == 0
 
 
 def test_without_a_first_token_all_work_is_spread_over_the_whole() -> None:
     load = loaded(whole(first_token=None))
     assert (load.prefill[0], load.decode[0]) == (quanta(1000 * 0.001 / 10), quanta(400 * 0.01 / 10))
     assert load.first[0] == load.end[0]
-    assert not load.split[0]
+    assert load.early[0] == load.decode[0]
 
 
 def test_cached_tokens_are_held_but_not_computed() -> None:

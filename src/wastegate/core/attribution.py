@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from wastegate.core.facts import OUTCOMES, Attempts, Bytes, Facts, Flags, Floats, Ints
 from wastegate.core.ledger import Basis, ReplicaSpan, Work
-from wastegate.core.sharing import Costs, loads, share
+from wastegate.core.runs import Told
+from wastegate.core.sharing import Costs, Shared, loads, share
 from wastegate.core.timeline import timeline
 
 DEFAULT_WORK = Work(
@@ -50,6 +51,18 @@ class ReplicaBill(Struct, frozen=True, gc=False):
     """Attempt-seconds in which it was not known to be up at a price: they are charged nothing."""
     work: Work
     """The cost of work last used for it; its source says whether it was measured."""
+    basis: Basis = "GATEWAY"
+    """EXACT: its engine told of every attempt that it answered here, step by step. DEGRADED: of some, or from their
+    times alone, or with a gap. GATEWAY: of none."""
+    attempts: int = 0
+    """In the window."""
+    recorded: int = 0
+    """Of them, those that the engine told of."""
+    moved: float | None = None
+    """Part of ``requests`` that the gateway's own estimate puts on other attempts than the engine's records do; None
+    without records."""
+    joules: float | None = None
+    """Energy in the window; None where nobody measured."""
 
 
 class Charges(Struct, frozen=True, eq=False):
@@ -68,8 +81,19 @@ class Charges(Struct, frozen=True, eq=False):
     """False: it ran in this window, and at no time of it was its replica known to be up at a price."""
     waste: Bytes
     """Position in :data:`WASTE`."""
+    recorded: Flags
+    """The replica's engine told what it did for the attempt."""
+    estimate: Ints
+    """What the amount would be by what the gateway alone saw; the amount itself where no engine tells more."""
+    joules: Floats
+    """Energy, shared as the money is; NaN where the replica's is not known."""
     replicas: tuple[ReplicaBill, ...]
-    basis: Basis = "GATEWAY"
+
+    @property
+    def basis(self) -> Basis:
+        """The least sure of the replicas that had attempts."""
+        found = {replica.basis for replica in self.replicas if replica.attempts}
+        return "EXACT" if found == {"EXACT"} else "DEGRADED" if found and "GATEWAY" not in found else "GATEWAY"
 
     @property
     def bill(self) -> int:
@@ -122,11 +146,17 @@ class _Columns(NamedTuple):
     naive: Ints
     memory_known: Flags
     priced: Flags
+    recorded: Flags
+    estimate: Ints
+    joules: Floats
 
     @classmethod
     def empty(cls, count: int) -> _Columns:
-        money = np.zeros((4, count), np.int64)
-        return cls(money[0], money[1], money[2], money[3], np.zeros(count, np.bool_), np.ones(count, np.bool_))
+        money = np.zeros((5, count), np.int64)
+        known, recorded = np.zeros((2, count), np.bool_)
+        unmeasured = np.full(count, np.nan)
+        prefill, decode, kv, naive, estimate = money
+        return cls(prefill, decode, kv, naive, known, np.ones(count, np.bool_), recorded, estimate, unmeasured)
 
 
 def _charge(
@@ -135,18 +165,29 @@ def _charge(
     """Fill in the rows of one replica."""
     line = timeline(spans, facts.start, facts.end)
     costs = Costs.of(spans, default)
-    load = loads(facts.attempts, rows, costs)
+    told = Told.of(facts.records, rows)
+    load = loads(facts.attempts, rows, costs, told)
     shared = share(line, load)
-    exact = np.concatenate((shared.prefill, shared.decode, shared.kv, (shared.idle, shared.overhead)))
-    whole = apportion(exact, line.bill)
+    whole = _whole(shared, line.bill)
     columns.prefill[rows], columns.decode[rows], columns.kv[rows] = whole[:-2].reshape(3, -1)
     columns.naive[rows] = np.rint(shared.naive).astype(np.int64)
     columns.memory_known[rows] = load.memory_known
     columns.priced[rows] = (shared.covered > 0) | (shared.present == 0)
+    columns.recorded[rows] = told.rows
+    amounts = columns.prefill[rows] + columns.decode[rows] + columns.kv[rows]
+    if told.rows.any():  # what the gateway alone would have said
+        apart = _whole(share(line, loads(facts.attempts, rows, costs)), line.bill)
+        columns.estimate[rows] = apart[:-2].reshape(3, -1).sum(0)
+    else:
+        columns.estimate[rows] = amounts
+    if line.joules:
+        columns.joules[rows] = shared.joules
+    here = shared.present > 0
+    requests = int(whole[:-2].sum())
     return ReplicaBill(
         replica=name,
         bill=line.bill,
-        requests=int(whole[:-2].sum()),
+        requests=requests,
         idle=int(whole[-2]),
         overhead=int(whole[-1]),
         up=line.up_time / 1e9,
@@ -155,7 +196,38 @@ def _charge(
         unpriced=line.unpriced_time / 1e9,
         outside=int((shared.present - shared.covered).sum()) / 1e9,
         work=costs.last,
+        basis=_basis(facts, name, rows[here], told.rows[here], told.whole[here]),
+        attempts=int(here.sum()),
+        recorded=int(told.rows[here].sum()),
+        moved=_moved(amounts, columns.estimate[rows]) if told.rows.any() else None,
+        joules=line.joules or None,
     )
+
+
+def _whole(shared: Shared, bill: int) -> Ints:
+    """Each attempt's prefill, decode and KV, then idle and overhead, as whole nano-dollars that sum to the bill."""
+    exact = np.concatenate((shared.prefill, shared.decode, shared.kv, (shared.idle, shared.overhead)))
+    return apportion(exact, bill)
+
+
+def _moved(amounts: Ints, estimate: Ints) -> float | None:
+    total = int(amounts.sum())
+    return float(np.abs(amounts - estimate).sum()) / 2 / total if total else None
+
+
+def _basis(facts: Facts, name: str, rows: Ints, recorded: Flags, whole: Flags) -> Basis:
+    """Of a replica, by its attempts in the window."""
+    if not recorded.any():
+        return "GATEWAY"
+    attempts = facts.attempts
+    answered = (attempts.outcome[rows] == OUTCOMES.index("finished")) & (attempts.output[rows] > 0)
+    complete = bool((whole | ~(answered | recorded)).all())
+    gap = any(
+        bool(((attempts.claimed[rows] < one.end) & (attempts.ended[rows] > one.start)).any())
+        for one in facts.gaps
+        if one.replica == name
+    )
+    return "EXACT" if complete and not gap else "DEGRADED"
 
 
 def waste_of(attempts: Attempts) -> Bytes:

@@ -8,9 +8,10 @@ from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
-from wastegate.core.ledger import Attempt, Entry, Outcome, ReplicaSpan, UsageSource
+from wastegate.core.ledger import Attempt, EngineRecord, Entry, Outcome, RecordGap, ReplicaSpan, Run, UsageSource
+from wastegate.core.records import attempt_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,6 +69,44 @@ class Tags(Struct, frozen=True, eq=False):
     value: Codes
 
 
+class Records(Struct, frozen=True, eq=False):
+    """What engines say of attempts: one row a record, those of no attempt here left out."""
+
+    attempt: Ints
+    """Row in :class:`Attempts`; several records may have the same (an answer with several choices)."""
+    prompt: Ints
+    cached: Ints
+    output: Ints
+    whole: Flags
+    """Measured step by step, with the blocks held."""
+    runs: Floats
+    """Shape (runs, 7), the fields of ``ledger.Run`` in order, by record and by start."""
+    record: Ints
+    """Of each run its row here, ascending."""
+
+    @classmethod
+    def of(cls, records: Sequence[tuple[int, EngineRecord]]) -> Records:
+        """From single records, each with its attempt's row."""
+        runs = [(row, run) for row, (_, record) in enumerate(records) for run in record.runs]
+        return cls(
+            attempt=np.array([attempt for attempt, _ in records], np.int64),
+            prompt=np.array([record.prompt for _, record in records], np.int64),
+            cached=np.array([record.cached for _, record in records], np.int64),
+            output=np.array([record.output for _, record in records], np.int64),
+            whole=np.array([record.measured == "steps" for _, record in records], np.bool_),
+            runs=np.array([_row(run) for _, run in runs], np.float64).reshape(-1, len(Run.__struct_fields__)),
+            record=np.array([row for row, _ in runs], np.int64),
+        )
+
+
+def _row(run: Run) -> tuple[float, ...]:
+    return run.start, run.end, run.steps, run.prefill, run.decode, run.draft, run.kv
+
+
+def no_records() -> Records:
+    return Records.of(())
+
+
 class Facts(Struct, frozen=True, eq=False):
     """Everything that touches the window [start, end), in epoch seconds (infinite: no bound).
 
@@ -82,6 +121,9 @@ class Facts(Struct, frozen=True, eq=False):
     replicas: tuple[str, ...]
     spans: tuple[ReplicaSpan, ...]
     names: dict[int, str]
+    records: Records = field(default_factory=no_records)
+    gaps: tuple[RecordGap, ...] = ()
+    """Times of which records are missing."""
 
 
 def gather(
@@ -89,6 +131,8 @@ def gather(
     spans: Iterable[ReplicaSpan] = (),
     start: float = -math.inf,
     end: float = math.inf,
+    records: Iterable[EngineRecord] = (),
+    gaps: Iterable[RecordGap] = (),
 ) -> Facts:
     """Columns from single entries: for few calls (a test, one call's surroundings, a simulation)."""
     calls = sorted(entries, key=lambda entry: entry.id)
@@ -114,7 +158,16 @@ def gather(
         replicas=known,
         spans=tuple(spans),
         names={place: text for text, place in codes.items()},
+        records=_records(calls, tries, records),
+        gaps=tuple(gaps),
     )
+
+
+def _records(calls: Sequence[Entry], tries: Sequence[tuple[int, Attempt]], records: Iterable[EngineRecord]) -> Records:
+    places = {(calls[row].id, attempt.number): place for place, (row, attempt) in enumerate(tries)}
+    joined = [(places.get(attempt_of(record.id) or ("", 0)), record) for record in records]
+    found = [(place, record) for place, record in joined if place is not None]
+    return Records.of(sorted(found, key=lambda pair: pair[0]))
 
 
 def _attempts(tries: Sequence[tuple[int, Attempt]], position: dict[str, int]) -> Attempts:

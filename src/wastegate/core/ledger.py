@@ -146,3 +146,55 @@ class ReplicaSpan(Struct, frozen=True, gc=False):
     work: Work | None = None
     kv_capacity: int | None = None
     """Tokens of KV cache that the replica can hold; None where the engine does not say."""
+    joules: float | None = None
+    """Energy that its accelerators have used within this span so far; None where nobody measures it."""
+
+
+class Run(Struct, frozen=True, gc=False, array_like=True):
+    """Consecutive steps of an engine in which it did the same for one request: a part of its prompt, a stretch of its
+    decoding, or nothing but keep its KV. Times in epoch seconds; counts are of all its steps together."""
+
+    start: float
+    end: float
+    steps: int
+    prefill: int
+    """Prompt tokens computed, those computed anew after a preemption too; cached ones are not."""
+    decode: int
+    draft: int
+    """Draft tokens that were verified."""
+    kv: float
+    """Token-seconds of KV held. A block that several requests held counts for each as its part of it."""
+
+
+Measured = Literal["steps", "times"]
+"""How an engine's record was made: step by step with the blocks held, or from the request's times and counts."""
+
+
+class EngineRecord(Struct, frozen=True, gc=False):
+    """What an engine did for one request, by its own account. It arrives late, and is joined by ``id``."""
+
+    sequence: int
+    """From 1, without a gap, within one life of the engine."""
+    id: str
+    """The engine's own: the attempt's ``<entry>.<number>`` stands in it."""
+    arrived: float
+    ended: float
+    finish: str
+    """"stop", "length", "abort", "error": as the engine says."""
+    prompt: int
+    cached: int
+    output: int
+    preemptions: int = 0
+    runs: tuple[Run, ...] = ()
+    measured: Measured = "steps"
+
+
+class RecordGap(Struct, frozen=True, gc=False):
+    """A time of which records are missing: the engine's memory overflowed, or it was started anew before they were
+    read."""
+
+    replica: str
+    start: float
+    end: float
+    lost: int | None
+    """Records; None where nobody can know."""

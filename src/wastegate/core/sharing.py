@@ -13,32 +13,21 @@ import numpy as np
 
 from wastegate.core.facts import UNKNOWN, Attempts, Flags, Floats, Ints
 from wastegate.core.ledger import ReplicaSpan, Work
+from wastegate.core.runs import CEILING, QUANTUM, Chains, Told, quanta
 from wastegate.core.timeline import HOUR, PARTS, Timeline, nanoseconds
 
 FLOOR = 1e-4
 """Density of an attempt in flight whose work nobody knows: it holds a slot, so alone it owns the time, and in
 company next to nothing."""
-QUANTUM = 1e-9
-CEILING = 1e3
-"""No density counts as more than this many whole replicas: a phase of a microsecond must not drown the rest, and
-sums must stay below 2**63."""
 
 
 class Loads(NamedTuple):
-    """A row an attempt: its bounds in nanoseconds, its densities in quanta. Where a phase has no length, its
-    densities mean nothing and charge nothing."""
+    """How hard each attempt works at each instant."""
 
-    begin: Ints
-    first: Ints
-    end: Ints
-    prefill: Ints
-    decode: Ints
-    kv: Ints
-    fixed: Ints
-    split: Flags
-    """There is a first token: prefill before it, decode after it. Otherwise all work is spread over the whole."""
+    points: Chains
+    """Every attempt has a chain of its own, and one for each run that its engine tells of."""
     memory: Floats
-    """The naive formula's memory share: mean KV held ÷ capacity, or 1 where that is not known."""
+    """An attempt: the naive formula's memory share, mean KV held ÷ capacity, or 1 where that is not known."""
     memory_known: Flags
 
 
@@ -65,8 +54,9 @@ class Costs(NamedTuple):
         )
 
 
-def loads(attempts: Attempts, rows: Ints, costs: Costs) -> Loads:
-    """The densities of the attempts ``rows``, all on one replica."""
+def loads(attempts: Attempts, rows: Ints, costs: Costs, told: Told | None = None) -> Loads:
+    """The weights of the attempts ``rows``, all on one replica; of those that ``told`` tells of, as it tells them."""
+    told = told if told is not None else Told.nothing(len(rows))
     sent = attempts.sent[rows]
     start = np.where(np.isnan(sent), attempts.claimed[rows], sent)
     begin = nanoseconds(start)
@@ -75,38 +65,43 @@ def loads(attempts: Attempts, rows: Ints, costs: Costs) -> Loads:
     split = ~np.isnan(token)
     first = np.where(split, np.clip(nanoseconds(np.where(split, token, 0.0)), begin, end), end)
 
-    a, b, c, f = costs.table[np.searchsorted(costs.starts, start, side="right") - 1].T
+    work = costs.table[np.searchsorted(costs.starts, start, side="right") - 1]
+    a, b, c, f = work.T
     prompt = np.maximum(attempts.prompt[rows], 0)
     output = np.maximum(attempts.output[rows], 0)
     # Never sent: it held a slot, and the replica computed nothing. Cached tokens are held, not computed.
     computed = np.where(np.isnan(sent), 0, np.maximum(prompt - np.maximum(attempts.cached[rows], 0), 0))
     held = prompt + output / 2
-    writing = np.where(split, end - first, end - begin)
-    decode, kv = _density(b * output, writing), _density(c * output * held, writing)
-    # The floor falls to the phase: waiting for the first token is prefill, after it decode.
-    floor = round(FLOOR / QUANTUM)
-    prefill = np.maximum(_density(a * computed, first - begin), floor - np.where(split, 0, decode + kv))
     known = (attempts.prompt[rows] != UNKNOWN) & (costs.capacity > 0)
-    memory = np.where(known, np.minimum(held / (costs.capacity if costs.capacity > 0 else 1.0), 1.0), 1.0)
-    return Loads(
-        begin=begin,
-        first=first,
-        end=end,
-        prefill=prefill,
-        decode=np.where(split, np.maximum(decode, floor - kv), decode),
-        kv=kv,
-        fixed=_density(f * output, writing),
-        split=split,
-        memory=memory,
-        memory_known=known,
+    # Its engine tells what it did, in chains of their own: here it only holds its place.
+    computed, output = np.where(told.rows, 0, computed), np.where(told.rows, 0, output)
+    writing = np.where(split, end - first, end - begin)
+    decode, kv = _density(b * output, writing, told.step), _density(c * output * held, writing, told.step)
+    # The floor falls to the phase: waiting for the first token is prefill, after it decode.
+    floor = max(round(FLOOR * told.step / QUANTUM), 1)
+    prefill = np.maximum(_density(a * computed, first - begin, told.step), floor - np.where(split, 0, decode + kv))
+    decode = np.where(split, np.maximum(decode, floor - kv), decode)
+    spread = np.where(split, 0, 1)  # without a first token the first phase holds all work
+
+    nothing, each = np.zeros_like(begin), np.ones_like(begin)
+    fixed = _density(f * output, writing, told.step)
+    own = Chains(
+        np.stack((begin, first, end), 1),
+        np.repeat(np.arange(len(rows)), 3).reshape(-1, 3),
+        np.stack((each, each, nothing), 1),
+        np.stack((prefill, nothing, nothing), 1),
+        *(np.stack((spread * amount, amount, nothing), 1) for amount in (decode, kv, fixed)),
     )
+    held = np.where(told.rows & told.whole, told.held / np.maximum((end - begin) / 1e9, 1e-9), held)
+    known |= told.rows & told.whole & (costs.capacity > 0)
+    memory = np.where(known, np.minimum(held / (costs.capacity if costs.capacity > 0 else 1.0), 1.0), 1.0)
+    return Loads(own.then(told.chains(begin, end, work)), memory, known)
 
 
-def _density(work: Floats, duration: Ints) -> Ints:
-    """Seconds of work over nanoseconds, in quanta."""
+def _density(work: Floats, duration: Ints, step: float) -> Ints:
+    """Seconds of work over nanoseconds, for each ``step`` seconds, in quanta."""
     share = np.clip(work / (np.maximum(duration, 1) / 1e9), 0.0, CEILING)
-    density: Ints = np.rint(share / QUANTUM).astype(np.int64)
-    return density
+    return quanta(share * step)
 
 
 class Shared(NamedTuple):
@@ -116,6 +111,8 @@ class Shared(NamedTuple):
     decode: Floats
     kv: Floats
     naive: Floats
+    joules: Floats
+    """Of each attempt, shared like money; 0 where nobody measured."""
     idle: float
     overhead: float
     busy: int
@@ -127,77 +124,83 @@ class Shared(NamedTuple):
 
 
 def share(line: Timeline, load: Loads) -> Shared:
-    """Charge = density × ∫ rate ÷ W, over each attempt's two phases; W is the summed density in flight.
+    """Charge = weight × ∫ rate ÷ W, between any two points; W is the summed weight in flight.
 
-    ``fixed`` is shared equally by those who decode: its charge is density × ∫ rate ÷ (W × how many decode).
+    ``fixed`` is shared equally by those who decode: its charge is weight × ∫ rate ÷ (W × how many decode).
     """
-    axis = _Axis.of(line, load)
-    spread = np.where(load.split, 0, 1)  # without a first token the first phase holds all work
-    cost, live = axis.cost(line), axis.live(line)
+    points = load.points
+    axis = _Axis.of(line, points)
+    count = len(load.memory)
+    cost, live = axis.cost(line), axis.live(line, points)
     idle, overhead = axis.unshared(line, cost, live)
-    alone = axis.level(load.prefill + spread * (load.decode + load.kv), load.decode + load.kv)
-    writers = np.maximum(axis.level(spread * (load.fixed > 0), load.fixed > 0), 1)
-    weight = alone + axis.level(spread * load.fixed, load.fixed) / writers
-    rate = np.where(live, cost, 0.0) / np.where(live, weight, 1.0)
-    own, own_after = axis.phases(rate)
-    common, common_after = axis.phases(rate / writers)
-    own_whole, common_whole = own_after + spread * own, common_after + spread * common
-    up, up_after = axis.phases(np.where(axis.on(line.up) > 0, axis.length, 0).astype(np.float64))
-    naive, naive_after = axis.phases(cost)
+    own = points.prefill + points.decode + points.kv
+    writers = np.maximum(axis.level(points.fixed > 0), 1)
+    weight = np.where(live, axis.level(own) + axis.level(points.fixed) / writers, 1.0)
+
+    def each(amounts: Floats) -> Floats:
+        sums: Floats = np.bincount(points.owner, weights=amounts, minlength=count).astype(np.float64)
+        return sums
+
+    rate = np.where(live, cost, 0.0) / weight
+    alone, common = axis.integral(rate), axis.integral(rate / writers)
+    joules = np.zeros(count)
+    if line.joules:
+        power = np.where(live, axis.on(line.power) * (axis.length / 1e15), 0.0) / weight  # µW × ns
+        joules = each(own * axis.integral(power) + points.fixed * axis.integral(power / writers))
+    up = axis.integral(np.where(axis.on(line.up) > 0, axis.length, 0).astype(np.float64))
+    begin, _, end = np.clip(points.time[: 3 * count].reshape(-1, 3), line.start, line.end).T  # the attempts' own chains
     return Shared(
-        prefill=load.prefill * own,
-        decode=load.decode * own_whole + load.fixed * common_whole,
-        kv=load.kv * own_whole,
-        naive=(naive + naive_after) * load.memory,
+        prefill=each(points.prefill * alone),
+        decode=each(points.decode * alone + points.fixed * common),
+        kv=each(points.kv * alone),
+        naive=each(points.inside * axis.integral(cost)) * load.memory,
+        joules=joules,
         idle=idle,
         overhead=overhead,
         busy=int(axis.length[live].sum()),
-        covered=np.rint(up + up_after).astype(np.int64),
-        present=axis.present,
+        covered=np.rint(each(points.inside * up)).astype(np.int64),
+        present=end - begin,
     )
 
 
 class _Axis(NamedTuple):
-    """All events of one replica in order of time: begins, first tokens, ends, and its own bounds."""
+    """All points of one replica in order of time, and its own bounds."""
 
     order: Ints
     length: Ints
     """Nanoseconds from each event to the next."""
-    attempts: int
+    points: int
     edges: int
     at: Ints
-    """Where each event came to lie in the order."""
-    present: Ints
+    """Where each point came to lie in the order."""
 
     @classmethod
-    def of(cls, line: Timeline, load: Loads) -> _Axis:
-        begin, first, end = (np.clip(times, line.start, line.end) for times in (load.begin, load.first, load.end))
-        times = np.concatenate((begin, first, end, line.bounds))
+    def of(cls, line: Timeline, points: Chains) -> _Axis:
+        times = np.concatenate((np.clip(points.time, line.start, line.end), line.bounds))
         order = np.argsort(times, kind="stable")
         at = np.empty_like(order)
         at[order] = np.arange(len(order))
         length: Ints = np.diff(times[order], append=times.max(initial=-(2**62)))
-        return cls(order, length, len(begin), len(line.bounds), at, end - begin)
+        return cls(order, length, len(points.time), len(line.bounds), at[: len(points.time)])
 
-    def level(self, first: Ints | Flags, second: Ints | Flags) -> Ints:
-        """After each event, the sum of a quantity that an attempt has in its first and in its second phase."""
-        one, two = first.astype(np.int64), second.astype(np.int64)
-        steps = np.concatenate((one, two - one, -two, np.zeros(self.edges, np.int64)))
+    def level(self, weights: Ints | Flags) -> Ints:
+        """After each event, the sum of a quantity over all chains. Each chain's last point weighs nothing, so the
+        steps of the next begin from there."""
+        steps = np.concatenate((np.diff(weights.astype(np.int64), prepend=0), np.zeros(self.edges, np.int64)))
         return np.cumsum(steps[self.order])
 
     def on(self, steps: Ints) -> Ints:
         """After each event, a quantity of the replica itself."""
-        return np.cumsum(np.concatenate((np.zeros(3 * self.attempts, np.int64), steps))[self.order])
+        return np.cumsum(np.concatenate((np.zeros(self.points, np.int64), steps))[self.order])
 
     def cost(self, line: Timeline) -> Floats:
         """Nano-dollars from each event to the next."""
         cost: Floats = self.on(line.price) * (self.length / HOUR)
         return cost
 
-    def live(self, line: Timeline) -> Flags:
+    def live(self, line: Timeline, points: Chains) -> Flags:
         """Time passes, the replica is up, and somebody is in flight."""
-        each = np.ones(self.attempts, np.int64)
-        live: Flags = (self.level(each, each) > 0) & (self.on(line.up) > 0) & (self.length > 0)
+        live: Flags = (self.level(points.inside) > 0) & (self.on(line.up) > 0) & (self.length > 0)
         return live
 
     def unshared(self, line: Timeline, cost: Floats, live: Flags) -> tuple[float, float]:
@@ -210,8 +213,9 @@ class _Axis(NamedTuple):
         overhead = float((alone * np.where(serving, probing, 1.0)).sum())
         return idle, overhead
 
-    def phases(self, amounts: Floats) -> tuple[Floats, Floats]:
-        """Sums of ``amounts`` (≥ 0, one from each event to the next) over each attempt's first and second phase.
+    def integral(self, amounts: Floats) -> Floats:
+        """Sums of ``amounts`` (≥ 0, one from each event to the next) from each point to the next in its chain; of a
+        chain's last point it means nothing.
 
         A running float sum would drown a short attempt's amount in all that came before it, so the sum runs in
         whole numbers: of a unit, and of fractions of that unit. Differences are then as exact as the amounts.
@@ -221,13 +225,9 @@ class _Axis(NamedTuple):
         units = np.floor(amounts / unit)
         coarse = self._running(units)
         fine = self._running(np.rint((amounts / unit - units) * fractions))
-
-        def between(one: int, two: int) -> Floats:
-            first, second = (self.at[part * self.attempts : (part + 1) * self.attempts] for part in (one, two))
-            sums: Floats = (coarse[second] - coarse[first]) + (fine[second] - fine[first]) / fractions
-            return sums * unit
-
-        return between(0, 1), between(1, 2)
+        after = np.append(self.at[1:], self.at[-1:])
+        sums: Floats = (coarse[after] - coarse[self.at]) + (fine[after] - fine[self.at]) / fractions
+        return sums * unit
 
     @staticmethod
     def _running(whole: Floats) -> Ints:

@@ -14,6 +14,8 @@ HORIZON = 4e9
 """Seconds; times beyond ±this (year 2096) count as this, so that differences in nanoseconds fit 63 bits."""
 PARTS = 1_000_000_000
 """Probe shares are whole billionths, so that their steps sum back to exactly nothing."""
+MOST_WATTS = 1e6
+"""A replica that says it drew more than a megawatt has a counter that jumped."""
 HOUR = 3600 * 1_000_000_000
 
 
@@ -39,6 +41,10 @@ class Timeline(NamedTuple):
     up_time: int
     serving_time: int
     unpriced_time: int
+    power: Ints
+    """Microwatts, where a span says what energy it took."""
+    joules: float
+    """That energy within the window; 0 where no span says."""
 
 
 def timeline(spans: Sequence[ReplicaSpan], start: float, end: float) -> Timeline:
@@ -60,6 +66,7 @@ def timeline(spans: Sequence[ReplicaSpan], start: float, end: float) -> Timeline
     probing = _row(_probing(span) for span in held) * serving
     exact = sum(int(rate) * int(time) for rate, time in zip(price, length, strict=True))
     known = _row(int(span is not None) for span in held)
+    power = _row(map(_power, held))
     return Timeline(
         *window,
         bounds=bounds,
@@ -71,6 +78,8 @@ def timeline(spans: Sequence[ReplicaSpan], start: float, end: float) -> Timeline
         up_time=int((length * up).sum()),
         serving_time=int((length * serving).sum()),
         unpriced_time=int((length * (known - up)).sum()),
+        power=np.diff(power, prepend=0),
+        joules=float((power * (length / 1e15)).sum()),
     )
 
 
@@ -89,3 +98,12 @@ def _probing(span: ReplicaSpan | None) -> int:
         return 0
     begin, stop = _edges(span)
     return round(min(max(span.probe_seconds, 0.0) / ((stop - begin) / 1e9), 1.0) * PARTS)
+
+
+def _power(span: ReplicaSpan | None) -> int:
+    """Microwatts, even over the span; 0 where nobody knows."""
+    if span is None or span.joules is None:
+        return 0
+    begin, stop = _edges(span)
+    seconds = (stop - begin) / 1e9
+    return round(min(max(span.joules, 0.0) / seconds, MOST_WATTS) * 1e6) if seconds > 0 else 0

@@ -1,0 +1,92 @@
+"""What an engine's plugin and a gateway say to each other: records by sequence number, and settings. Values and their
+bounds only; no socket, and nothing of any one engine."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from wastegate.core.ledger import EngineRecord, Measured
+
+# An engine wraps the x-request-id that it was given: "chatcmpl-<id>", "cmpl-<id>-<prompt>", and inside vLLM
+# "<choice>_" before and "-<8 hex digits>" behind it.
+_ID = re.compile(r"(?:\d+_)?(?:chatcmpl-|cmpl-|resp_|embd-|score-)?(?P<entry>[^.\s]+)\.(?P<number>\d{1,6})(?:-.*)?")
+
+
+def attempt_of(id: str) -> tuple[str, int] | None:
+    """(entry, attempt number) that an engine's request id carries; None for a request that no gateway sent."""
+    match = _ID.fullmatch(id)
+    return (match["entry"], int(match["number"])) if match else None
+
+
+class Page(Struct, frozen=True):
+    """One answer of the plugin: the records after a sequence number. Times are on the engine's clock."""
+
+    boot: str
+    """Another after each start of the engine: sequence numbers begin anew."""
+    started: float
+    now: float
+    first: int
+    """The oldest record that is still kept; ``last + 1`` where none is."""
+    last: int
+    """The newest; 0 before any."""
+    records: tuple[EngineRecord, ...]
+    measured: Measured = "steps"
+    kv_capacity: int | None = None
+    """Tokens of KV cache."""
+    lacks: str = ""
+    """Empty, or what this version of the engine does not have, so that the records say less."""
+
+
+class Ring:
+    """The newest records, numbered from 1 without a gap; older ones give way."""
+
+    def __init__(self, size: int, boot: str, started: float, measured: Measured = "steps") -> None:
+        """``size`` bounds memory: a record takes about a kilobyte."""
+        if size < 1:
+            raise ValueError(f"a ring of {size} records could keep none")
+        self._records: deque[EngineRecord] = deque(maxlen=size)
+        self._boot, self._started, self._measured = boot, started, measured
+        self.last = 0
+        """The newest record's number."""
+
+    def add(self, record: EngineRecord) -> None:
+        """Keep a record; it is given the next number."""
+        self.last += 1
+        self._records.append(replace(record, sequence=self.last))
+
+    def page(self, after: int, limit: int, now: float, kv_capacity: int | None = None, lacks: str = "") -> Page:
+        """At most ``limit`` records whose numbers are above ``after``, oldest first."""
+        first = self.last - len(self._records) + 1
+        skipped = max(after + 1 - first, 0)
+        records = tuple(islice(self._records, skipped, skipped + max(limit, 0)))
+        return Page(self._boot, self._started, now, first, self.last, records, self._measured, kv_capacity, lacks)
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a running engine takes. None leaves a setting as it is."""
+
+    cap: int | None = None
+    """Requests that run at once. Those above a lowered cap run to their end."""
+    batched_tokens: int | None = None
+    """Tokens computed in one step, at most as many as the engine was started with."""
+    drafts: tuple[int, ...] | None = None
+    """Draft tokens for a batch of 1, 2, 3 … requests; the last figure holds for all larger batches."""
+
+    def __post_init__(self) -> None:
+        for name in ("cap", "batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: it must be at least 1, or nothing would ever run")
+        if self.drafts is not None and (not self.drafts or min(self.drafts) < 0):
+            raise ValueError("drafts is a list of counts from 0, at least one: for a batch of 1, of 2, …")
+
+
+def draft_table(drafts: tuple[int, ...], length: int, most: int) -> list[int]:
+    """``length`` figures by batch size from 0, none above ``most``. A batch of none drafts as one of 1."""
+    given = [drafts[min(max(size - 1, 0), len(drafts) - 1)] for size in range(length)]
+    return [min(count, most) for count in given]
