@@ -42,7 +42,10 @@ class ReplicaState(Struct, frozen=True, gc=False):
 
     def open_to_calls(self, now: float) -> bool:
         """Fit, and below its cap."""
-        return self.fit(now) and (self.replica.cap is None or self.in_flight < self.replica.cap)
+        if self.state != "ready" or self.breaker == "open" or self.resting_until > now:
+            return False  # as ``fit`` says, written out: it is asked of every replica for every call
+        cap = self.replica.cap
+        return cap is None or self.in_flight < cap
 
 
 Confidence = Literal["EXACT", "DEGRADED", "GUESS"]
@@ -64,10 +67,11 @@ class Outlook(Struct, frozen=True, gc=False):
     confidence: tuple[Confidence, ...]
     shared: float = 0.0
     """Tokens at the front that most replicas hold: having them distinguishes nobody."""
-    key: int = 0
-    """Of the first block behind those: what is placed by it comes to lie together. 0: the prompt has no whole block."""
     chance: float = 0.0
-    """That the replica which ``key`` stands for holds the prompt, though nobody remembers sending it there."""
+    """That a prompt of which nobody holds more than most do is in a cache all the same. 0 where somebody does."""
+    home: int = -1
+    """The place of the replica to which the first block behind ``shared`` belongs, so that prompts that begin alike
+    come to lie together without anybody's knowing; -1 where somebody holds more, or there is no whole block."""
     sequence: int = 0
     """How many calls were looked at before this one."""
     stuck: str = ""

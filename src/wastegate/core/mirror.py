@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from wastegate.core.call import Call
 from wastegate.core.fleet import ReplicaState, View, models_of, serves
+from wastegate.core.reuse import Reuse
 
 
 class Mirror:
@@ -17,6 +18,8 @@ class Mirror:
         self._states: dict[str, ReplicaState] = {}
         self._models: tuple[str, ...] = ()
         self._retry_allowed = True
+        self.reuse: Reuse | None = None
+        """As in ``World``: each process has its own, and learns of the calls that it sends itself."""
 
     @property
     def states(self) -> tuple[ReplicaState, ...]:
@@ -30,6 +33,9 @@ class Mirror:
         """Everything anew."""
         self._states = {state.replica.name: state for state in states}
         self._models = models_of(self._states.values())
+        if self.reuse is not None:
+            self.reuse.fleet(self._states.values())
+            self.reuse.regroup()
         self._retry_allowed = retry_allowed
 
     def load(self, name: str, in_flight: int) -> None:
@@ -41,4 +47,5 @@ class Mirror:
     def view(self, call: Call, now: float, draw: float, ahead: int = 0) -> View:
         """As ``World.view``."""
         replicas = tuple(state for state in self._states.values() if serves(state, call.model))
-        return View(now, replicas, draw, ahead, self._retry_allowed, self._models)
+        outlook = self.reuse.look(call, replicas, now) if self.reuse is not None else None
+        return View(now, replicas, draw, ahead, self._retry_allowed, self._models, outlook)

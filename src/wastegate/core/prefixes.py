@@ -43,46 +43,55 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 class _Table:
     """Block → mask of replicas: open addressing in two flat arrays."""
 
-    __slots__ = ("_keys", "_masks", "_most", "_size", "count", "masks")
+    __slots__ = ("_masks", "_most", "_size", "count", "keys", "masks")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._most = int(size * _FULL)
-        keys = np.zeros(size, np.uint64)
-        self.masks = np.zeros(size, np.uint64)
-        self._keys = memoryview(keys)  # reads plain ints, in half the time of an array
-        self._masks = memoryview(self.masks)
+        self._masks = np.zeros(size, np.uint64)
+        self.keys = np.zeros(size, np.uint64).data  # reads plain ints, in half the time of an array
+        self.masks = self._masks.data
         self.count = 0
 
     @property
     def full(self) -> bool:
         return self.count >= self._most
 
-    def get(self, key: int) -> int:
-        keys = self._keys
+    def place(self, key: int) -> int:
+        """Where the key stands; or the empty place where it would, as a negative number: -1 for place 0."""
+        keys = self.keys
         at = ((key >> 32) * self._size) >> 32
         while found := keys[at]:
             if found == key:
-                return self._masks[at]
+                return at
             at += 1
             if at == self._size:
                 at = 0
-        return 0
+        return -1 - at
 
     def put(self, key: int, bit: int) -> None:
         """The caller has seen to it that there is room."""
-        keys = self._keys
-        at = ((key >> 32) * self._size) >> 32
-        while found := keys[at]:
-            if found == key:
-                self._masks[at] |= bit
-                return
-            at += 1
-            if at == self._size:
-                at = 0
-        keys[at] = key
-        self._masks[at] = bit
+        at = self.place(key)
+        if at >= 0:
+            self.masks[at] |= bit
+            return
+        self.keys[-1 - at] = key
+        self.masks[-1 - at] = bit
         self.count += 1
+
+    def has(self, key: int, bit: int) -> bool:
+        at = self.place(key)
+        return at >= 0 and bool(self.masks[at] & bit)
+
+    def clear(self, key: int, bit: int) -> None:
+        """The bit only: the block keeps its place, since others may stand behind it."""
+        at = self.place(key)
+        if at >= 0:
+            self.masks[at] &= ~bit
+
+    def keep(self, bits: int) -> None:
+        """Clear all other bits."""
+        self._masks &= np.uint64(bits)
 
 
 class Prefixes:
@@ -129,7 +138,7 @@ class Prefixes:
 
     def _wipe(self) -> None:
         for table in self._tables:
-            table.masks &= np.uint64(self._alive)
+            table.keep(self._alive)
         self._retired = []
 
     def forget(self, replica: str) -> None:
@@ -147,30 +156,47 @@ class Prefixes:
     def holders(self, chain: Sequence[int], scope: int, now: float) -> list[Step]:
         """Who holds how much of the prompt, shortest prefix first; empty where nobody holds its first block."""
         self._turn(now)
-        steps: list[Step] = []
-        count, at = len(chain), 0
+        count = len(chain)
         mask = self._mask(chain[0] ^ scope, self._alive) if count else 0
+        if not mask:
+            return []
+        steps: list[Step] = []
+        low = 0
+        known = [(count, 0)]  # what was found farther on, the nearest last
+        if count > 1:
+            known.append((count - 1, self._mask(chain[count - 1] ^ scope, mask)))
         while mask:
             last = len(steps) == _MOST_STEPS - 1  # then only who holds the most is asked for
-            low, high, beyond = at, count, 0  # at ``low`` all of the mask, at ``high`` fewer
-            probe = count - 1
+            while known[-1][1] == mask or (last and known[-1][1]):
+                low, mask = known.pop()
+            high = known[-1][0]
             while high - low > 1:
+                probe = (low + high) // 2
                 found = self._mask(chain[probe] ^ scope, mask)
                 if found == mask or (last and found):
-                    low = probe
-                    mask = found
+                    low, mask = probe, found
                 else:
-                    high, beyond = probe, found
-                probe = (low + high) // 2
+                    high = probe
+                    known.append((probe, found))
             steps.append((low + 1, mask))
-            at, mask = high, beyond
+            low, mask = known.pop()
         return steps
 
     def _mask(self, key: int, among: int) -> int:
-        mask = 0
+        """As :meth:`_Table.place` in all tables, written out: it is what a decision spends its time on."""
+        mask, size = 0, self._size
+        first = ((key >> 32) * size) >> 32
         for table in self._tables:
-            if table.count:
-                mask |= table.get(key)
+            if not table.count:
+                continue
+            keys, at = table.keys, first
+            while found := keys[at]:
+                if found == key:
+                    mask |= table.masks[at]
+                    break
+                at += 1
+                if at == size:
+                    at = 0
         return mask & among
 
     def add(self, replica: str, chain: Sequence[int], scope: int, now: float) -> None:
@@ -184,7 +210,7 @@ class Prefixes:
         low, high = -1, len(chain)  # nothing is written twice: what this table has reaches up to ``low``
         while high - low > 1:
             middle = (low + high) // 2
-            if table.get(chain[middle] ^ scope) & bit:
+            if table.has(chain[middle] ^ scope, bit):
                 low = middle
             else:
                 high = middle
@@ -192,6 +218,14 @@ class Prefixes:
             if table.full:
                 return  # from here on it is as if the prompt had been shorter
             table.put(block ^ scope, bit)
+
+    def remove(self, replica: str, chain: Sequence[int], scope: int) -> None:
+        """The replica does not hold these after all: the end of a prompt, whose front may stay."""
+        slot = self._slots.get(replica)
+        if slot is not None:
+            for block in chain:
+                for table in self._tables:
+                    table.clear(block ^ scope, 1 << slot)
 
     def _turn(self, now: float) -> None:
         """New tables, where the newest is full or a third of the idle time has passed; the oldest go."""

@@ -13,6 +13,7 @@ from wastegate.core.effects import Reply
 from wastegate.core.fleet import BreakerState, Replica, ReplicaState, State, View, models_of, serves
 from wastegate.core.ledger import SHUTDOWN, Outcome
 from wastegate.core.plan import Plan
+from wastegate.core.reuse import Reuse
 from wastegate.core.shares import Share
 
 
@@ -100,6 +101,8 @@ class World:
         """Some replica's last answer was a failure."""
         self._elsewhere: dict[str, int] = {}
         self._share: Share | None = None
+        self.reuse: Reuse | None = None
+        """What routing knows; None while nobody routes. Whoever claims tells it what was sent, begun and ended."""
 
     @property
     def breaker(self) -> Breaker:
@@ -133,6 +136,8 @@ class World:
         self._health = {name: self._health.get(name, _Health()) for name in states}
         self._count_failing()
         self._elsewhere = {name: load for name, load in self._elsewhere.items() if name in states}
+        if self.reuse is not None:
+            self.reuse.fleet(states.values())
         self._list_models()
 
     def set_state(self, name: str, state: State) -> None:
@@ -144,6 +149,8 @@ class World:
             self._health[name] = _Health()
             self._count_failing()
         self._states[name] = replace(old, state=state, resting_until=0.0)
+        if self.reuse is not None:
+            self.reuse.fleet(self._states.values())
 
     def set_models(self, name: str, models: tuple[str, ...], engine: str = "") -> None:
         """What the replica says that it serves."""
@@ -157,6 +164,8 @@ class World:
     def _list_models(self) -> None:
         self._models = models_of(self._states.values())
         self._serving = {model: self._names(model) for model in self._models}
+        if self.reuse is not None:
+            self.reuse.regroup()
 
     def _names(self, model: str) -> list[str]:
         return [name for name, state in self._states.items() if serves(state, model)]
@@ -171,7 +180,8 @@ class World:
             replicas = tuple([states[name] for name in names])
         else:
             replicas = tuple([self._seen(states[name], now) for name in names])
-        return View(now, replicas, draw, ahead, self._tokens >= 1, self._models)
+        outlook = self.reuse.look(call, replicas, now) if self.reuse is not None else None
+        return View(now, replicas, draw, ahead, self._tokens >= 1, self._models, outlook)
 
     @property
     def _plain(self) -> bool:

@@ -11,21 +11,24 @@ from functools import partial
 from msgspec import Struct
 
 from wastegate.core.lifecycle import Lever
-from wastegate.levers import streaming
+from wastegate.levers import routing, streaming
 
-LEVERS = ("streaming",)
+LEVERS = ("routing", "streaming")
 """Those that are built, in their order: precision, offloading, routing, batching, speculation, streaming."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """``[levers]`` of wastegate.toml, a table for each; a route may have its own."""
 
+    routing: routing.Config = routing.Config()
     streaming: streaming.Config = streaming.Config()
 
 
 def active(config: Config) -> tuple[Lever, ...]:
     """The levers that are on, ready to be handed to a lifecycle, in the order of ``LEVERS``."""
     levers: list[Lever] = []
+    if config.routing.policy != "off":
+        levers.append(partial(routing.decide, config=config.routing))
     if config.streaming.decides:
         levers.append(partial(streaming.decide, config=config.streaming))
     return tuple(levers)

@@ -1,0 +1,199 @@
+"""The routing lever: which replica a call goes to. It weighs seconds of prefill that a cached prefix saves against
+seconds that the call would wait for it. It decides on values: no index, no text and no clock enter here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
+
+from wastegate.core import prefixes
+from wastegate.core.effect import Effect
+from wastegate.core.fleet import Outlook, ReplicaState, View
+from wastegate.core.ledger import Entry
+from wastegate.core.plan import Plan
+from wastegate.core.rendezvous import home
+
+Policy = Literal[
+    "off", "prefix_aware", "simhash", "round_robin", "least_inflight", "session_hash", "prefix_hash"
+]  # fmt: skip
+_FEW = 8
+_SHOWN = 3
+"""The trail names so many candidates where there are few; otherwise who waits least and who holds most."""
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[levers.routing]``. Off as it stands."""
+
+    policy: Policy = "off"
+    """"off" is the less loaded of two random replicas. "prefix_aware" weighs a cached prefix against the wait for it.
+    The others are there to compare with: "simhash" sends prompts much alike to the same replica for a while,
+    "session_hash" calls with the same session tag, "prefix_hash" prompts with the same beginning."""
+    max_load: float = 1.25
+    """No call goes to a replica that would then have more than this many times its share of the calls in flight …"""
+    free_load: int = 4
+    """… and more than so many."""
+    fallback: Literal["random", "least_inflight"] = "random"
+    """Where "simhash" sends a prompt that is like no other, or whose replica cannot take it."""
+    sticky_seconds: float = 300.0
+    """How long "simhash" remembers where a prompt went."""
+    session_tag: str = "session"
+    """The tag that names a call's session: the header x-wastegate-tag-session. Without one its tenant and client do."""
+    index: prefixes.Config = prefixes.Config()
+    """Counts in [levers.routing] only: there is one index for all routes."""
+
+    def __post_init__(self) -> None:
+        if self.max_load < 1.0:
+            raise ValueError(f"max_load is {self.max_load}: below 1 not even an even load would do")
+        if self.free_load < 1:
+            raise ValueError(f"free_load is {self.free_load}: at least 1 call must be free to go anywhere")
+        if self.sticky_seconds <= 0:
+            raise ValueError(f"sticky_seconds is {self.sticky_seconds}: it must be above 0")
+
+
+def decide(plan: Plan, view: View, config: Config) -> Plan:
+    """Another replica, where the policy has reason to prefer it. A plan without a replica stays as it is."""
+    if config.policy == "off" or plan.replica is None or view.outlook is None or not plan.open:
+        return plan
+    place, reason = _POLICIES[config.policy](plan, view, view.outlook, config)
+    return replace(plan, replica=view.replicas[place].replica, trail=(*plan.trail[:-1], reason))
+
+
+Choice = tuple[int, str]
+"""(place in the view's replicas, reason)"""
+
+
+def _prefix_aware(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
+    """The replica where the call's prefill would be done first: what it waits for, and what it must compute itself."""
+    states, cached, tokens, cold = view.replicas, outlook.cached, outlook.tokens, outlook.home
+    loads, bound = _bounded(plan, states, config)
+    costs = [
+        wait + pace * (tokens - held) if load + 1 <= bound else inf
+        for wait, pace, held, load in zip(outlook.waits, outlook.paces, cached, loads, strict=True)
+    ]
+    if cold >= 0:
+        costs[cold] -= outlook.paces[cold] * outlook.chance * (tokens - outlook.shared)
+    least = min(costs)
+    best = costs.index(least)
+    if (equals := costs.count(least)) > 1:
+        best = [at for at, cost in enumerate(costs) if cost == least][int(view.draw * equals)]
+    if best == cold:
+        why = "is home to its beginning"
+    elif cached[best] > outlook.shared:
+        why = "is the best of its cache and its wait"
+    else:
+        why = "waits least"
+    others = [outlook.waits.index(min(outlook.waits)), cached.index(max(cached))]
+    if len(costs) <= _FEW:
+        others = sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]
+    shown = [_candidate(states[at], outlook, at, costs[at]) for at in dict.fromkeys([best, *others])]
+    return best, (
+        f"routing: {states[best].replica.name} {why}: {'; '.join(shown)}; {len(plan.open)} open, at most {bound:.3g} "
+        "in flight each"
+    )
+
+
+def _candidate(state: ReplicaState, outlook: Outlook, at: int, cost: float) -> str:
+    held = outlook.cached[at]
+    return "%s %.3f s (waits %.3f s; has %d of %d tokens, %s: saves %.3f s)" % (  # noqa: UP031  # in half the time
+        state.replica.name, cost, outlook.waits[at], held, outlook.tokens, outlook.confidence[at],
+        held * outlook.paces[at],
+    )  # fmt: skip
+
+
+def _bounded(plan: Plan, states: Sequence[ReplicaState], config: Config) -> tuple[list[float], float]:
+    """The load of each replica, infinite where it cannot take the call; and the most that one should have. Where none
+    would stay within that, any may have more."""
+    loads: list[float] = [state.in_flight for state in states]
+    if len(plan.open) < len(states):
+        able = frozenset(plan.open)
+        loads = [load if at in able else inf for at, load in enumerate(loads)]
+        total = sum(loads[at] for at in plan.open)
+    else:
+        total = sum(loads)
+    bound = max(float(config.free_load), config.max_load * (1 + total) / len(plan.open))
+    lightest = min(loads)
+    return loads, bound if lightest + 1 <= bound else lightest + 1
+
+
+def _simhash(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
+    for at in plan.open:
+        if outlook.stuck == view.replicas[at].replica.name:
+            return at, f"routing: simhash: a prompt much like it went to {outlook.stuck}"
+    why = f"{outlook.stuck} cannot take it" if outlook.stuck else "no prompt like it in memory"
+    if config.fallback == "least_inflight":
+        at, reason = _least_inflight(plan, view, outlook, config)
+        return at, f"routing: simhash: {why}; {reason.removeprefix('routing: ')}"
+    at = plan.open[int(view.draw * len(plan.open))]
+    return at, f"routing: simhash: {why}; {view.replicas[at].replica.name} at random"
+
+
+def _round_robin(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
+    at = plan.open[outlook.sequence % len(plan.open)]
+    return at, f"routing: round robin: the turn of {view.replicas[at].replica.name}"
+
+
+def _least_inflight(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
+    start = int(view.draw * len(plan.open))
+    at = min(plan.open[start:] + plan.open[:start], key=lambda place: view.replicas[place].in_flight)
+    state = view.replicas[at]
+    return at, f"routing: least in flight: {state.replica.name} ({state.in_flight})"
+
+
+def _session_hash(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
+    call = plan.call
+    session = next((value for name, value in call.tags if name == config.session_tag), "")
+    key = xxh3_64_intdigest(f"{call.tenant}\n{session or call.client_id}".encode())
+    return _hashed(plan, view, config, key, "session")
+
+
+def _prefix_hash(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
+    if not plan.call.blocks:
+        return _least_inflight(plan, view, outlook, config)
+    key = int.from_bytes(plan.call.blocks[:8], "little") ^ plan.call.scope
+    return _hashed(plan, view, config, key, "beginning")
+
+
+def _hashed(plan: Plan, view: View, config: Config, key: int, what: str) -> Choice:
+    loads, bound = _bounded(plan, view.replicas, config)
+    places = [at for at, load in enumerate(loads) if load + 1 <= bound]
+    at = places[home(key, [view.replicas[place].replica.name.encode() for place in places])]
+    return at, f"routing: {view.replicas[at].replica.name} is home to its {what}; at most {bound:.3g} in flight each"
+
+
+_POLICIES: dict[str, Callable[[Plan, View, Outlook, Config], Choice]] = {
+    "prefix_aware": _prefix_aware,
+    "simhash": _simhash,
+    "round_robin": _round_robin,
+    "least_inflight": _least_inflight,
+    "session_hash": _session_hash,
+    "prefix_hash": _prefix_hash,
+}
+
+
+def measure(entries: Sequence[Entry], config: Config) -> Effect:
+    """Prompt tokens that replicas took from their prefix caches, as a share of all of which they said so."""
+    prompt = cached = calls = silent = 0
+    for entry in entries:
+        for attempt in entry.attempts:
+            if attempt.prompt_tokens is None:
+                continue
+            if attempt.cached_tokens is None:
+                silent += 1
+                continue
+            calls += 1
+            prompt += attempt.prompt_tokens
+            cached += attempt.cached_tokens
+    notes = [f"of {silent} answers the engine did not say what was cached: they are left out"] if silent else []
+    return Effect(
+        lever="routing",
+        unit="prompt tokens",
+        saved=cached / prompt if prompt else None,
+        harmed=None,
+        n=calls,
+        notes=(*notes, "caches hit without routing too: what it adds is the difference between slots of time"),
+    )
