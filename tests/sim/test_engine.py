@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -16,10 +17,12 @@ from wastegate.core.fleet import Replica, View
 from wastegate.core.plan import Plan, Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget, World
 from wastegate.sim.engine import Arrival, Simulation
-from wastegate.sim.replica import Faults, Machine, Rates
+from wastegate.sim.replica import Faults, Machine, Settings
+from wastegate.sim.timing import Linear
 
 START = 1000.0
-RATES = Rates(prefill=1000.0, decode=100.0)
+TIMING = Linear(per_prefill=0.001, per_decoding=0.01)
+"""1,000 prompt tokens or 100 new ones a second; what is done together takes as long as one after the other."""
 
 
 def arrival(number: int, at: float = 0.0, *, leaves: float | None = None, output: int = 11, **members: Any) -> Arrival:
@@ -30,7 +33,7 @@ def arrival(number: int, at: float = 0.0, *, leaves: float | None = None, output
 
 def machines(count: int, cap: int | None = None, faults: Faults | None = None, **members: Any) -> list[Machine]:
     return [
-        Machine(Replica(f"r{n}", f"http://r{n}:8000", ("m",), cap=cap, **members), RATES, faults or Faults())
+        Machine(Replica(f"r{n}", f"http://r{n}:8000", ("m",), cap=cap, **members), TIMING, faults=faults or Faults())
         for n in range(count)
     ]
 
@@ -198,8 +201,11 @@ def test_leaving_after_the_end_changes_nothing() -> None:
 
 
 def test_who_leaves_gives_the_others_their_speed_back() -> None:
+    """From the end of the step in progress: both prompts are in it, and it takes 0.2 s."""
     _, closed = simulate(machines(1), [arrival(1), arrival(2, leaves=0.1)])
-    assert closed["c-1"].entry.ended == pytest.approx(START + 0.25)
+    assert closed["c-1"].entry.ended == pytest.approx(START + 0.3)
+    _, closed = simulate(machines(1), [arrival(1), arrival(2, leaves=0.25)])
+    assert closed["c-1"].entry.ended == pytest.approx(START + 0.2 + 0.06 + 0.07, abs=0.0101)
 
 
 # ---- replicas that fail
@@ -284,6 +290,50 @@ def test_the_line_moves_when_a_breaker_has_rested() -> None:
     assert START + 4.15 <= closed["c-2"].attempts[0].claimed <= START + 4.15 + 0.1 + 1e-6
 
 
+def test_a_machine_that_comes_back_has_forgotten_its_prompts() -> None:
+    shared = array("Q", range(1, 7)).tobytes()
+    fleet = [replace(one, settings=Settings(hashed_tokens=16)) for one in machines(1)]
+    simulation = Simulation(fleet, World(Breaker(), RetryBudget()))
+    simulation.arrive(arrival(number, 10.0 * number, blocks=shared) for number in range(3))
+    simulation.dies("r0", START + 15.0, back=START + 16.0, noticed=2.0)
+    cached = [one.entry.attempts[0].cached_tokens for one in simulation.run()]
+    assert cached == [0, 96, 0]
+    assert simulation.spent["r0"].cached == 96
+
+
+def test_a_request_takes_its_time_to_reach_the_engine() -> None:
+    fleet = [replace(one, front=0.05) for one in machines(1)]
+    _, closed = simulate(fleet, [arrival(1), arrival(2, 5.0, leaves=5.03)])
+    (attempt,) = closed["c-1"].entry.attempts
+    assert attempt.first_token == pytest.approx(START + 0.15)
+    assert closed["c-2"].entry.attempts[0].output_tokens is None
+
+
+@pytest.mark.parametrize("front", [0.0, 0.01])
+def test_an_engine_with_a_bounded_line_refuses_and_another_answers(front: float) -> None:
+    one, other = machines(2)
+    small = replace(one, settings=Settings(running=1, queue=0), front=front)
+    _, closed = simulate([small, other], [arrival(number, 0.001 * number) for number in range(8)])
+    retried = [each.entry for each in closed.values() if len(each.entry.attempts) == 2]
+    assert {entry.attempts[0].reason for entry in retried} == {"status 503"}
+    assert {each.entry.outcome for each in closed.values()} == {"finished"}
+
+
+@pytest.mark.parametrize("front", [0.0, 0.01])
+def test_a_call_too_long_for_the_engine_is_the_clients_fault(front: float) -> None:
+    fleet = [replace(one, settings=Settings(kv_tokens=64), front=front) for one in machines(2)]
+    _, closed = simulate(fleet, [arrival(1)])
+    assert (closed["c-1"].entry.status, len(closed["c-1"].entry.attempts)) == (400, 1)
+
+
+def test_a_sink_takes_the_place_of_the_list() -> None:
+    seen: list[str] = []
+    simulation = Simulation(machines(2), World(Breaker(), RetryBudget()), sink=lambda one: seen.append(one.entry.id))
+    simulation.arrive(arrival(number, 0.1 * number) for number in range(5))
+    assert simulation.run() == []
+    assert sorted(seen) == [f"c-{number}" for number in range(5)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10_000),
@@ -361,6 +411,7 @@ TIMED = (
     "first_token",
     "status",
     "prompt_tokens",
+    "cached_tokens",
     "output_tokens",
     "usage",
 )

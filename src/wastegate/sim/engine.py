@@ -3,72 +3,43 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from wastegate.core.call import Call
-from wastegate.core.effects import Claim, Claimed, Closed, Command, Event, Look, Prepare, Queue, Reply, Send, Woken
+from wastegate.core.effects import (
+    Claim,
+    Claimed,
+    Closed,
+    Command,
+    Event,
+    Join,
+    Joined,
+    Look,
+    Prepare,
+    Queue,
+    Reply,
+    Send,
+    Woken,
+)
 from wastegate.core.ledger import Attempt, Outcome
-from wastegate.core.lifecycle import Lever, Life, lifecycle
+from wastegate.core.lifecycle import Lever, lifecycle
 from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules, Timers
 from wastegate.core.world import World
+from wastegate.sim.batch import BatchedReplica
+from wastegate.sim.flight import Arrival, Flight, Server, Twins, shared
 from wastegate.sim.heap import Heap
-from wastegate.sim.replica import Machine, SharedReplica
+from wastegate.sim.replica import Machine, Spent, Work
 
 Note = Callable[[str, Event], None]
 """Told each event that a call's lifecycle is sent, with the call's id: the log that parity is checked on."""
 
+Sink = Callable[[Closed], None]
+"""Told each call that has ended, in the order of their ends."""
+
 _SWEEP_SECONDS = 0.1
 """The gateway lets the heads of its lines look again this often, since a rest or a breaker may have run out."""
-
-
-class Arrival(Struct, frozen=True):
-    """A call, and what policy must not know of it: how long its answer is and when its client gives up."""
-
-    call: Call
-    output_tokens: int
-    leaves: float | None = None
-
-
-class _Flight:
-    """One call on its way. ``serial`` changes whenever its situation does, so that an old timer finds itself void."""
-
-    __slots__ = ("arrival", "cut", "first_token", "life", "plan", "sent", "serial", "waiting")
-
-    def __init__(self, arrival: Arrival, life: Life) -> None:
-        self.arrival = arrival
-        self.life = life
-        self.serial = 0
-        self.waiting = False
-        self.plan: Plan | None = None
-        self.sent = 0.0
-        self.first_token: float | None = None
-        self.cut = False
-
-    @property
-    def call(self) -> Call:
-        return self.arrival.call
-
-    @property
-    def output(self) -> int:
-        """Tokens until the answer ends, or is cut."""
-        return self.arrival.output_tokens // 2 if self.cut else self.arrival.output_tokens
-
-
-class _Server:
-    """A machine at work. ``plan`` numbers what is planned for it, so that an outdated plan finds itself void."""
-
-    __slots__ = ("alive", "flights", "machine", "plan", "work")
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.work = SharedReplica(machine.rates)
-        self.flights: dict[str, _Flight] = {}
-        self.alive = True
-        self.plan = 0
 
 
 class Simulation:
@@ -89,18 +60,23 @@ class Simulation:
         seed: int = 0,
         line_bound: int = 256,
         note: Note | None = None,
+        sink: Sink | None = None,
     ) -> None:
+        """``sink`` takes each call's end in place of :attr:`closed`, so that a long run needs no more memory than a
+        short one."""
         self.heap = Heap()
         self.world = world
-        self.lines: Lines[_Flight] = Lines(line_bound)
+        self.lines: Lines[Flight] = Lines(line_bound)
         self.closed: list[Closed] = []
+        self._close = sink if sink is not None else self.closed.append
         self._timers = timers if timers is not None else Timers()
         self._rules = rules if rules is not None else Rules()
         self._levers = levers
         self._seed = seed
         self._draws = random.Random(seed)
         self._note = note
-        self._servers = {machine.replica.name: _Server(machine) for machine in machines}
+        self._servers = {machine.replica.name: Server(machine) for machine in machines}
+        self._twins = Twins()
         self._wake_planned = self._sweep_planned = False
         world.set_fleet(server.machine.replica for server in self._servers.values())
         for name in self._servers:
@@ -111,11 +87,25 @@ class Simulation:
         """Calls that the machines hold, whatever the world's load counts say."""
         return sum(len(server.flights) for server in self._servers.values())
 
+    @property
+    def spent(self) -> dict[str, Spent]:
+        """What each machine has done, by its replica's name."""
+        return {name: server.work.spent for name, server in self._servers.items()}
+
     # ---- what is to happen
 
     def arrive(self, arrivals: Iterable[Arrival]) -> None:
-        for arrival in arrivals:
-            self.heap.at(arrival.call.arrived, partial(self._begin, arrival))
+        """Calls in the order of their arrival; each is fetched when the one before it has come."""
+        self._fetch(iter(arrivals))
+
+    def _fetch(self, arrivals: Iterator[Arrival]) -> None:
+        arrival = next(arrivals, None)
+        if arrival is not None:
+            self.heap.at(arrival.call.arrived, lambda: self._arrives(arrival, arrivals))
+
+    def _arrives(self, arrival: Arrival, others: Iterator[Arrival]) -> None:
+        self._fetch(others)
+        self._begin(arrival)
 
     def dies(self, name: str, at: float, back: float | None = None, noticed: float = 1.0) -> None:
         """The machine stops at ``at`` and is up again at ``back``; the probe sees it ``noticed`` seconds after."""
@@ -132,12 +122,12 @@ class Simulation:
     # ---- the driver: commands in, events out
 
     def _begin(self, arrival: Arrival) -> None:
-        flight = _Flight(arrival, lifecycle(arrival.call, self._levers, self._timers, self._rules))
+        flight = Flight(arrival, lifecycle(arrival.call, self._levers, self._timers, self._rules))
         if arrival.leaves is not None:
             self.heap.at(arrival.leaves, lambda: self._hang_up(flight))
         self._advance(flight, None)
 
-    def _advance(self, flight: _Flight, event: Event | None) -> None:
+    def _advance(self, flight: Flight, event: Event | None) -> None:
         """Run the lifecycle until it must wait for something, or ends."""
         flight.serial += 1
         try:
@@ -147,27 +137,34 @@ class Simulation:
         except StopIteration as stop:
             flight.serial += 1
             self._leave_line(flight)
-            self.closed.append(stop.value)
+            self._close(stop.value)
+            for other in self._twins.landed(flight):
+                self._advance(other, shared(stop.value, self.heap.now))
 
-    def _tell(self, flight: _Flight, event: Event) -> Command:
+    def _tell(self, flight: Flight, event: Event) -> Command:
         if self._note is not None:
             self._note(flight.call.id, event)
         return flight.life.send(event)
 
-    def _answer(self, flight: _Flight, command: Command) -> Event | None:
+    def _answer(self, flight: Flight, command: Command) -> Event | None:
         """What the command leads to, if that is known at once."""
         now = self.heap.now
         match command:
             case Prepare(call):
                 return call
             case Look(call):
-                return self.world.view(call, now, self._draws.random(), self.lines.ahead(call.model, flight))
+                view = self.world.view(call, now, self._draws.random(), self.lines.ahead(call.model, flight))
+                twin = self._twins.of(call)
+                return replace(view, twin=twin) if twin else view
             case Claim(plan):
                 granted = self.world.claim(plan, now)
                 if granted:
                     self._leave_line(flight)
                 return Claimed(granted, now)
+            case Join(plan):
+                return None if self._twins.join(flight, plan.joins) else Joined(now, None)
             case Send(plan):
+                self._twins.leads(flight)
                 return self._send(flight, plan)
             case Queue(call, wait):
                 if not self.lines.join(call.model, flight, call.priority):
@@ -179,12 +176,12 @@ class Simulation:
 
     # ---- waiting
 
-    def _later(self, time: float, flight: _Flight, action: Callable[[], None]) -> None:
+    def _later(self, time: float, flight: Flight, action: Callable[[], None]) -> None:
         """An action that is void once the call's situation has changed."""
         serial = flight.serial
         self.heap.at(time, lambda: action() if flight.serial == serial else None)
 
-    def _leave_line(self, flight: _Flight) -> None:
+    def _leave_line(self, flight: Flight) -> None:
         flight.waiting = False
         if self.lines.leave(flight.call.model, flight):
             self._changed()
@@ -210,19 +207,22 @@ class Simulation:
         self._changed()
         self._plan_sweep()
 
-    def _hang_up(self, flight: _Flight) -> None:
+    def _hang_up(self, flight: Flight) -> None:
         if flight.waiting:
             self._advance(flight, Woken("hung_up", self.heap.now))
+        elif flight.along is not None:
+            self._twins.leave(flight)
+            self._advance(flight, Joined(self.heap.now, "hung_up", 499, "client left"))
         elif flight.plan is not None:
             self._stop_work(flight, "hung_up", "client left")
 
     # ---- one attempt
 
-    def _send(self, flight: _Flight, plan: Plan) -> Reply | None:
+    def _send(self, flight: Flight, plan: Plan) -> Reply | None:
         assert plan.replica is not None, "only a plan with a replica is claimed and sent"
         server = self._servers[plan.replica.name]
         now = self.heap.now
-        flight.plan, flight.sent, flight.first_token = plan, now, None
+        flight.plan, flight.sent, flight.first_token, flight.cached = plan, now, None, None
         if not server.alive:
             return self._reply(flight, "failed", "connect")
         # Drawn for this attempt alone, so that a change of policy elsewhere leaves its luck as it was.
@@ -230,32 +230,49 @@ class Simulation:
         fault = server.machine.faults.at(luck)
         if fault == "refuse":
             return self._reply(flight, "failed", "status 503", status=503)
-        server.flights[flight.call.id] = flight
         flight.cut = fault == "cut"
-        if fault != "hang":
-            server.work.add(flight.call.id, plan.call.prompt_tokens, flight.output, now)
-            self._plan_work(server)
+        front = server.machine.front
+        if fault != "hang" and not front and (refused := self._compute(server, flight, plan)) is not None:
+            return refused
+        server.flights[flight.call.id] = flight
+        if fault != "hang" and front:
+            self._later(now + front, flight, lambda: self._reach(server, flight, plan))
         total = flight.call.arrived + plan.timers.total
         self._later(total, flight, lambda: self._stop_work(flight, "failed", "timeout: total"))
         serial = flight.serial
         self.heap.at(now + plan.timers.first_byte, lambda: self._first_byte_due(flight, serial))
         return None
 
-    def _first_byte_due(self, flight: _Flight, serial: int) -> None:
+    def _reach(self, server: Server, flight: Flight, plan: Plan) -> None:
+        """The request has come to its engine."""
+        if (refused := self._compute(server, flight, plan)) is not None:
+            del server.flights[flight.call.id]
+            self._advance(flight, refused)
+
+    def _compute(self, server: Server, flight: Flight, plan: Plan) -> Reply | None:
+        """Hand the call to the machine's engine; the reply, where it is refused."""
+        work = Work(plan.call.prompt_tokens, flight.output, plan.call.blocks, plan.call.priority)
+        verdict = server.work.add(flight.call.id, work, self.heap.now)
+        self._plan_work(server)
+        if verdict == "full":
+            return self._reply(flight, "failed", "status 503", status=503)
+        return self._reply(flight, "failed", "status 400", status=400) if verdict == "too long" else None
+
+    def _first_byte_due(self, flight: Flight, serial: int) -> None:
         if flight.serial == serial and not (flight.call.stream and flight.first_token is not None):
             self._stop_work(flight, "failed", "timeout: first byte")
 
-    def _plan_work(self, server: _Server) -> None:
+    def _plan_work(self, server: Server) -> None:
         server.plan += 1
         due, plan = server.work.next_change(), server.plan
         if due is not None:
             self.heap.at(due, lambda: self._work(server) if server.plan == plan else None)
 
-    def _work(self, server: _Server) -> None:
+    def _work(self, server: Server) -> None:
         for milestone in server.work.advance(self.heap.now):
             flight = server.flights[milestone.key]
             if milestone.what == "first_token":
-                flight.first_token = milestone.at
+                flight.first_token, flight.cached = milestone.at, milestone.cached
                 continue
             del server.flights[milestone.key]
             if flight.cut:
@@ -264,7 +281,7 @@ class Simulation:
                 self._advance(flight, self._reply(flight, "finished", status=200, output=flight.output))
         self._plan_work(server)
 
-    def _stop_work(self, flight: _Flight, outcome: Outcome, reason: str) -> None:
+    def _stop_work(self, flight: Flight, outcome: Outcome, reason: str) -> None:
         """The attempt ends before its time; what it had made until now counts as made."""
         assert flight.plan is not None
         assert flight.plan.replica is not None
@@ -277,7 +294,7 @@ class Simulation:
         self._advance(flight, self._reply(flight, outcome, reason, output=output))
 
     def _reply(
-        self, flight: _Flight, outcome: Outcome, reason: str = "", *, status: int | None = None, output: int = 0
+        self, flight: Flight, outcome: Outcome, reason: str = "", *, status: int | None = None, output: int = 0
     ) -> Reply:
         """The attempt has ended: give its slot back."""
         plan, now = flight.plan, self.heap.now
@@ -298,6 +315,7 @@ class Simulation:
             status=200 if started else status,
             reason=reason,
             prompt_tokens=plan.call.prompt_tokens if whole or started else None,
+            cached_tokens=flight.cached if whole or started else None,
             output_tokens=output if whole or started else None,
             usage="engine" if whole else "counted" if started else "none",
         )
@@ -313,6 +331,10 @@ class Simulation:
         server.alive = False
         for flight in list(server.flights.values()):
             self._stop_work(flight, "failed", "cut")
+        spent = server.work.spent
+        server.work = BatchedReplica(server.machine.settings, server.machine.timing)  # what it kept of prompts is gone
+        server.work.spent = spent
+        server.plan += 1
 
     def _probe(self, name: str) -> None:
         if not self._servers[name].alive:

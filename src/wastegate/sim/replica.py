@@ -1,28 +1,87 @@
-"""A crude model of a replica: fixed rates, shared equally by the calls in flight. No event heap and no chance here."""
+"""What a made-up replica is: its engine's settings, its faults, and what is asked of it. Values only; how they play out
+is ``sim.batch``'s."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from msgspec import Struct
 
 from wastegate.core.fleet import Replica
+from wastegate.sim.timing import Timing
 
-_ROUNDING = 1e-3
-"""Of a token: what the clock's rounding may add to a whole number of tokens."""
+UNBOUNDED = 1 << 50
+"""Tokens or calls: more than anything holds."""
 
 
-class Rates(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens a second that the replica makes when it does nothing else."""
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How an engine batches. The defaults are vLLM's on a data centre's accelerator."""
 
-    prefill: float
-    decode: float
+    running: int = 256
+    """Sequences in the batch at most (vLLM ``max_num_seqs``; llama.cpp's slots)."""
+    queue: int = UNBOUNDED
+    """Calls that it lets wait before it refuses."""
+    step_tokens: int = 8192
+    """Tokens of one step (vLLM ``max_num_batched_tokens``): decoding sequences first, then parts of prompts."""
+    least_prefill: int = 1
+    """Prompt tokens that a step computes at least, however many sequences decode."""
+    part_block: int = 1
+    """Parts of a prompt end at multiples of this."""
+    chunked: bool = True
+    """A long prompt is computed in parts; otherwise whole, however long it makes the step."""
+    mixed: bool = True
+    """Prompts and running sequences share steps; otherwise prompts go first, and the others wait."""
+    kv_tokens: int = UNBOUNDED
+    block: int = 16
+    """Tokens of a KV block. A sequence's last one is half empty on average."""
+    prefix_caching: bool = True
+    hashed_tokens: int = 128
+    """Tokens that one hash of a call's ``blocks`` stands for."""
+    tier_tokens: int = 0
+    """A second tier for KV that was given up, such as the host's memory."""
+    tier_rate: float = 0.0
+    """Tokens of KV a second that come back from it."""
+    accepted: tuple[float, ...] = ()
+    """Speculation: for each drafted position, the share of drafts that are accepted up to and with it."""
+    speculate_below: int = UNBOUNDED
+    """It drafts only while fewer sequences than this decode."""
+    draft_seconds: float = 0.0
+    """For each drafted position of a step, whoever drafts."""
 
     def __post_init__(self) -> None:
-        for name in ("prefill", "decode"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: a rate must be above 0 tokens a second")
+        for name in ("running", "step_tokens", "least_prefill", "part_block", "kv_tokens", "block", "hashed_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("queue", "tier_tokens", "tier_rate", "speculate_below", "draft_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it cannot be below 0")
+        if self.tier_tokens and not self.tier_rate:
+            raise ValueError("tier_tokens needs tier_rate: how many tokens of KV a second come back")
+        if any(not 0 <= share <= 1 for share in self.accepted) or list(self.accepted) != sorted(self.accepted)[::-1]:
+            raise ValueError(f"accepted is {self.accepted}: shares from 0 to 1, none above the one before it")
+        if self.least_prefill < self.part_block:
+            raise ValueError(f"least_prefill is {self.least_prefill}: at least one part_block ({self.part_block})")
+
+
+def llamacpp(slots: int, context: int) -> Settings:
+    """llama.cpp's server with a unified KV of ``slots`` × ``context`` tokens and its default batch of 2048.
+
+    A slot's KV is kept until the slot is used again, which is close to "the oldest first".
+    """
+    return Settings(running=slots, step_tokens=2048, kv_tokens=slots * context, block=1)
+
+
+def local(cap: int, queue: int, kv_tokens: int, step_tokens: int = 256) -> Settings:
+    """The engine that comes with wastegate: prompts in parts of whole 32-token blocks, a bounded line of its own."""
+    return Settings(
+        running=cap,
+        queue=queue,
+        step_tokens=step_tokens,
+        least_prefill=32,
+        part_block=32,
+        kv_tokens=kv_tokens,
+        block=32,
+    )
 
 
 class Faults(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,109 +106,49 @@ class Faults(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True):
-    """A replica of the made-up fleet."""
+    """A replica of the made-up fleet. A variant of a model is a machine with another timing."""
 
     replica: Replica
-    rates: Rates
+    timing: Timing
+    settings: Settings = Settings()
     faults: Faults = Faults()
+    front: float = 0.0
+    """Seconds from the request's arrival until its engine knows of it: HTTP, tokenising."""
 
 
-class Milestone(Struct, frozen=True):
+class Work(Struct, frozen=True, gc=False):
+    """A call as its engine sees it. ``blocks``: the prompt's chained hashes, 8 bytes each."""
+
+    prompt: int
+    output: int
+    blocks: bytes = b""
+    priority: int = 0
+
+
+class Milestone(Struct, frozen=True, gc=False):
     """Something that a call's client notices, at a time in seconds."""
 
     key: str
     what: Literal["first_token", "finished"]
     at: float
+    cached: int = 0
+    """Prompt tokens that were found in the cache."""
 
 
-class _Job:
-    """Work that is left: seconds of an otherwise idle replica until the next milestone."""
+class Spent(Struct):
+    """What a replica has done so far."""
 
-    __slots__ = ("decode_work", "left", "output", "prefilled")
-
-    def __init__(self, prefill_work: float, decode_work: float, output: int) -> None:
-        self.left = prefill_work
-        self.decode_work = decode_work
-        self.output = output
-        self.prefilled = False
-
-
-class SharedReplica:
-    """Processor sharing: with n calls in flight each runs at 1/n of the speed it would have alone.
-
-    Prefill and decode cost the same in turn as in parallel, so batching gains nothing here: good enough to
-    show that the lifecycle runs, wrong for any figure. The first token comes out of the prefill; the others
-    take 1/decode seconds each. Times are in seconds and never go back.
-    """
-
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
-        self._jobs: dict[str, _Job] = {}
-        self._now = 0.0
-
-    def __len__(self) -> int:
-        """Calls in flight."""
-        return len(self._jobs)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._jobs
-
-    def add(self, key: str, prompt_tokens: int, output_tokens: int, now: float) -> None:
-        """Begin a call. The caller has taken all milestones up to ``now``. ValueError if the key is in flight."""
-        if key in self._jobs:
-            raise ValueError(f"{key!r} is in flight already")
-        self._work_until(now)
-        prefill = prompt_tokens / self._rates.prefill
-        decode = max(0, output_tokens - 1) / self._rates.decode
-        self._jobs[key] = _Job(prefill, decode, output_tokens)
-
-    def drop(self, key: str, now: float) -> int:
-        """End a call before its time; the tokens that it had got. KeyError if it is not in flight."""
-        self._work_until(now)
-        job = self._jobs.pop(key)
-        if not job.prefilled:
-            return 0
-        missing = math.ceil(job.left * self._rates.decode - _ROUNDING)
-        return job.output - missing
-
-    def next_change(self) -> float | None:
-        """When the next milestone is due if nothing is added or dropped before; None without calls."""
-        if not self._jobs:
-            return None
-        return self._now + len(self._jobs) * max(0.0, min(job.left for job in self._jobs.values()))
-
-    def advance(self, now: float) -> list[Milestone]:
-        """Work until ``now``: the milestones passed, in order. Finished calls are gone afterwards."""
-        passed: list[Milestone] = []
-        while (due := self.next_change()) is not None and due <= now:
-            self._work_until(due)
-            passed += self._pass_milestones()
-        self._work_until(now)
-        return passed
-
-    def _work_until(self, now: float) -> None:
-        if now < self._now:
-            raise ValueError(f"time went back from {self._now} to {now}")
-        if self._jobs:
-            share = (now - self._now) / len(self._jobs)
-            for job in self._jobs.values():
-                job.left -= share
-        self._now = now
-
-    def _pass_milestones(self) -> list[Milestone]:
-        # Whatever rounding says, the nearest job has arrived: without that the clock could stand still.
-        nearest = max(0.0, min(job.left for job in self._jobs.values()))
-        passed = []
-        for key, job in list(self._jobs.items()):
-            if job.left > nearest:
-                continue
-            ends = job.prefilled or not job.decode_work
-            if not job.prefilled:
-                job.prefilled = True
-                job.left = job.decode_work
-                if job.output:
-                    passed.append(Milestone(key, "first_token", self._now))
-            if ends:
-                del self._jobs[key]
-                passed.append(Milestone(key, "finished", self._now))
-        return passed
+    busy: float = 0.0
+    """Seconds in steps."""
+    outside: float = 0.0
+    """Of those, in steps such as its timing was not made from."""
+    doubted: float = 0.0
+    """Sum over its steps of seconds × relative half-width."""
+    steps: int = 0
+    prefill: int = 0
+    decoded: float = 0.0
+    cached: int = 0
+    loaded: int = 0
+    """Tokens of KV that came back from the tier."""
+    preempted: int = 0
+    kv_peak: float = 0.0
