@@ -18,6 +18,7 @@ from wastegate.core.ledger import Admission, Entry
 from wastegate.core.lines import Lines
 from wastegate.core.mirror import Mirror
 from wastegate.core.plan import Plan, Rules
+from wastegate.core.simhash import simhash
 from wastegate.core.world import Result, World
 from wastegate.gateway.claims import Slots
 from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
@@ -66,6 +67,8 @@ class Hub:
         self.rules = rules
         self._seed = seed
         self.tally = Tally()
+        self.likeness = False
+        """Some route goes by how alike prompts are."""
         self.link: Slots | None = None
         """Where claims are asked for; without one this process alone keeps the world."""
         self.flights: set[Flight] = set()
@@ -104,6 +107,8 @@ class Hub:
 
     def prepare(self, call: Call, prompt: bytes) -> Call:
         """The call with all that policy may want to know of its prompt."""
+        if self.likeness:
+            call = replace(call, likeness=simhash(prompt))
         return replace(call, blocks=blocks_of(prompt, self._seed)) if len(prompt) >= BLOCK_BYTES else call
 
     def look(self, flight: Flight, call: Call) -> View:
@@ -127,6 +132,8 @@ class Hub:
     def admit(self, flight: Flight, call: Call, plan: Plan, now: float) -> None:
         """The slot is taken: write down that the call is on its way."""
         self.leave(flight, call)
+        if self.world.reuse is not None and plan.replica is not None:
+            self.world.reuse.sent(call, plan.replica.name, now)
         admission = Admission(
             call.id,
             call.arrived,

@@ -155,7 +155,7 @@ class Flight:
                         self._asking = True
                         return  # another process keeps the slots: ``claimed`` is told
                 elif kind is Prepare:
-                    event = hub.prepare(command.call, self._out.prompt)  # type: ignore[union-attr]
+                    event = self._call = hub.prepare(command.call, self._out.prompt)  # type: ignore[union-attr]
                 elif kind is Send:
                     self._send(command)  # type: ignore[arg-type]
                     return
@@ -213,6 +213,8 @@ class Flight:
         self._plan = None
         self._connection = None
         reply = Reply(attempt, self._begun, can_continue, answer.retry_after(), finish_reason)
+        if (reuse := self._hub.world.reuse) is not None:
+            reuse.ended(self._call.id, attempt, now)
         self._hub.released(reply, self._lease, now)
         self._advance(reply)
 
@@ -323,6 +325,8 @@ class Flight:
     def _begin(self, waiting: int) -> None:
         answer = self._answer
         self._begun = True
+        if (reuse := self._hub.world.reuse) is not None:
+            reuse.began(self._call.id)
         self._streaming = answer.reader is not None
         self._client.begin(answer.status, answer.headers, answer.length(waiting))
 
