@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     _replay_parser(commands)
     _audit_parser(commands)
     _explain_parser(commands)
+    _replicas_parser(commands)
+    _export_parser(commands)
     return parser
 
 
@@ -340,6 +342,87 @@ def _explain(arguments: argparse.Namespace) -> int:
 
         Console().print(explain_view.view(explanation))
     return 0
+
+
+def _export_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="calls, attempts and charges as Parquet, CSV or JSON lines",
+        description="Write every call that touches the window, its attempts and what they cost, and the replicas' "
+        "bills: entries, attempts and replicas. JSON lines hold the attempts within their call, and `wastegate replay` "
+        "reads them. docs/reports.md tells every column. Parquet needs the extra: pip install 'wastegate[export]'.",
+        epilog="exit codes: 0 written, 2 no ledger or bad usage\n"
+        "\nexamples:\n"
+        "  wastegate export --format parquet --to calls/\n"
+        "  wastegate export --format jsonl --to calls/ --since 7d && wastegate replay calls/entries.jsonl --url URL\n",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--format", choices=("parquet", "csv", "jsonl"), required=True)
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="made if it is not there")
+    parser.add_argument("--since", metavar="WHEN", help="90s, 15m, 1h, 7d, 2w ago, or a date or time (default: ever)")
+    parser.add_argument("--until", metavar="WHEN", help="the same, for the end (default: now)")
+    parser.add_argument("--no-progress", action="store_true")
+    _ledger_flags(parser)
+    parser.set_defaults(run=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    import sqlite3
+    import time
+
+    from wastegate.steps.window import parse_window
+    from wastegate.store.export_files import MissingPackageError, export
+
+    try:
+        window = parse_window(arguments.since, arguments.until, time.time())
+        done = export(_where(arguments).ledger, *window, arguments.to, arguments.format, not arguments.no_progress)
+    except (ValueError, OSError, sqlite3.Error, MissingPackageError) as error:
+        print(f"wastegate export: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        _print_json(done)
+    else:
+        print(f"{done.calls:,} calls, {done.attempts:,} attempts: {', '.join(done.files)}")
+    return 0
+
+
+def _replicas_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "replicas",
+        help="the replicas of a running gateway: their batch, queue, cache and speed",
+        description="Ask a running gateway what its replicas' engines say of themselves. A figure that an engine does not "
+        "give is shown as –. Below the table: what is missing, has another name, or does not run as it was asked to.",
+        epilog="exit codes: 0 shown, 1 a replica gives no signals, 2 no gateway answers or bad usage\n"
+        "\nexamples:\n"
+        "  wastegate replicas                                 the gateway of ./wastegate.toml, or the default one\n"
+        "  wastegate replicas --admin http://10.0.0.7:8081    another one\n",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--admin", metavar="URL", help="the operator's address (default: what the configuration says)")
+    parser.add_argument("--config", type=Path, help="the gateway's configuration: its address and token")
+    parser.add_argument("--json", action="store_true", help="as JSON: seconds, tokens, shares from 0 to 1")
+    parser.set_defaults(run=_replicas)
+
+
+def _replicas(arguments: argparse.Namespace) -> int:
+    from wastegate import site
+    from wastegate.steps import replicas
+
+    try:
+        address, token = site.admin_of(arguments.config)
+        state = replicas.fetch(arguments.admin or address, token)
+    except ValueError as error:
+        print(f"wastegate replicas: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        _print_json(state.replicas)
+    else:
+        from rich.console import Console
+
+        Console().print(replicas.view(state))
+    return 1 if any(replica.seen.signals is None for replica in state.replicas) else 0
 
 
 def _where(arguments: argparse.Namespace) -> Where:

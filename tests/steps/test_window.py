@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 import pytest
 
-from wastegate.steps.window import parse_when
+from wastegate.steps.window import parse_when, parse_window
 
 NOW = 1_790_000_000.0
 
@@ -31,3 +32,8 @@ def test_a_date_or_time_is_local_unless_it_says_otherwise() -> None:
 def test_other_words_are_met_with_examples(words: str) -> None:
     with pytest.raises(ValueError, match=r"is no time: write how long ago \(90s"):
         parse_when(words, NOW)
+
+
+def test_a_window_without_words_has_no_bounds() -> None:
+    assert parse_window(None, None, 1000.0) == (-math.inf, math.inf)
+    assert parse_window("10s", "now", 1000.0) == (990.0, 1000.0)

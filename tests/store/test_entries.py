@@ -189,3 +189,24 @@ def test_a_commit_that_fails_stores_nothing_and_says_so(tmp_path: Path) -> None:
         assert ledger.count() == 0
         ledger._db.execute("DROP TRIGGER late")
         assert ledger.add([entry("x", attempt())]) == 1
+
+
+def test_cuts_lose_no_call_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.add([entry(f"c{n}", attempt("a", float(n), n + 0.5)) for n in range(8)])
+        assert ledger.cuts(0.0, 100.0, 3) == [2.5, 5.5]
+        assert ledger.cuts(2.5, 6.0, 2) == [3.5, 5.5]
+        ledger.add([entry("back", arrived=6.0, ended=4.0)])
+        # 4.5 would lie between the end and the arrival of the last.
+        assert ledger.cuts(0.0, 100.0, 3) == [2.5, 7.5]
+
+
+def test_what_is_read_within_one_moment_is_of_one_moment(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.db") as ledger, Ledger(tmp_path / "l.db") as other:
+        with ledger.still():
+            assert ledger.count() == 0
+            other.add([entry("x", attempt())])
+            assert ledger.count() == 0
+            assert len(ledger.facts(-math.inf, math.inf).calls.key) == 0
+        assert ledger.count() == 1
+        assert [one.id for one in ledger.read([1])] == ["x"]

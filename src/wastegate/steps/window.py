@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
 
@@ -25,3 +26,10 @@ def parse_when(text: str, now: float) -> float:
             f"{text!r} is no time: write how long ago (90s, 15m, 1h, 7d, 2w), or a date or time such as "
             "2026-05-04 or 2026-05-04T13:30"
         ) from None
+
+
+def parse_window(since: str | None, until: str | None, now: float) -> tuple[float, float]:
+    """[start, end) in epoch seconds; infinite where None. Raises ValueError as :func:`parse_when` does."""
+    start = parse_when(since, now) if since else -math.inf
+    end = parse_when(until, now) if until else math.inf
+    return start, end

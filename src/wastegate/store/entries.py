@@ -4,7 +4,8 @@ by whoever reads them. One thread at a time; another process may read meanwhile.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -96,8 +97,35 @@ class Ledger:
 
     def facts(self, start: float, end: float) -> Facts:
         """What touches the window [start, end), in epoch seconds; infinite for no bound."""
-        with _Transaction(self._db, self.path, "DEFERRED"):  # one instant, though a gateway writes meanwhile
+        with self.still():
             return read_facts(self._db, start, end, self.spans())
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """All that is read within is of one instant, though a gateway writes meanwhile."""
+        if self._db.in_transaction:
+            yield
+            return
+        with _Transaction(self._db, self.path, "DEFERRED"):
+            yield
+
+    def cuts(self, start: float, end: float, every: int) -> list[float]:
+        """Instants, rising, that cut [start, end) so that about ``every`` calls end between two of them, and each call
+        of the window touches one of the pieces."""
+        found = self._db.execute(
+            """SELECT DISTINCT last FROM (SELECT last, row_number() OVER (ORDER BY last) AS place FROM entry
+               WHERE last >= ? AND last < ?) WHERE place % ? = 0 ORDER BY last""",
+            (start, end, every),
+        )
+        # Where the clock was set back a call may seem to end before it arrived: a cut between the two would lose it.
+        back = self._db.execute("SELECT last, arrived FROM entry WHERE arrived > last").fetchall()
+        return [
+            float(cut) for (cut,) in found if cut > start and not any(last < cut <= arrived for last, arrived in back)
+        ]
+
+    def read(self, keys: Sequence[int]) -> list[Entry]:
+        """The calls with these row keys (``Calls.key`` in facts), whole, by key within each few hundred of them."""
+        return rows.read(self._db, keys)
 
     def names(self, labels: Iterable[int]) -> dict[int, str]:
         """The texts of labels, such as those of ``Facts.tags``."""
