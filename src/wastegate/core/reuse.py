@@ -67,6 +67,7 @@ class Reuse:
     """One for each process that decides. ``others``: further processes give the same replicas calls as well."""
 
     def __init__(self, config: Config, sticky_seconds: float, now: float, others: bool = False) -> None:
+        self.config = config
         self.prefixes = Prefixes(config, now)
         self.sticky = Sticky(sticky_seconds)
         self._others = others

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from wastegate.core.mirror import Mirror
+from wastegate.core.reuse import Reuse
 from wastegate.core.world import World
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.hub import Hub
@@ -63,11 +64,25 @@ class Front:
         self.hub.recorder.set_rules(config.ledger)
         self.hub.origins = ready.origins
         self.hub.connect(state.replica for state in self.hub.world.states)
+        self._route(config)
         self.gate.limits = config.limits
         self.gate.set_routes(config.routes, config.timers, config.levers)
         self.gate.keys = Keys(config.api_keys) if config.api_keys else None
         if self._certificate is not None and ready.certificate is not None:
             self._certificate.show(ready.certificate)
+
+    def _route(self, config: Config) -> None:
+        """Keep what routing knows while some route goes by it, and nothing otherwise."""
+        world = self.hub.world
+        levers = [config.levers.routing, *(route.levers.routing for route in config.routes)]
+        on = [lever for lever in levers if lever.policy != "off"]
+        self.hub.likeness = any(lever.policy == "simhash" for lever in on)
+        if not on:
+            world.reuse = None
+        elif world.reuse is None or world.reuse.config != config.levers.routing.index:
+            others = isinstance(world, Mirror) or bool(config.shared.redis)
+            world.reuse = Reuse(config.levers.routing.index, on[0].sticky_seconds, self.hub.now(), others)
+            world.reuse.fleet(world.states)
 
     async def listen(self, port: int | None = None) -> None:
         """Take clients. ``port``: shared with other processes that listen there too. Raises StartError."""

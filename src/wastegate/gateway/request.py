@@ -201,6 +201,7 @@ class Gate:
             prompt_bytes=size,
             prompt_tokens=size // BYTES_PER_TOKEN if path not in _WITHOUT_MODEL else 0,
             model_runs=path not in _WITHOUT_MODEL,
+            scope=request.scope,
             max_tokens=most,
             n=request.n or 1,
             deterministic=request.deterministic,

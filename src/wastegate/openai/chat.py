@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from wastegate.openai.sse import Usage, read_usage
 
@@ -41,6 +42,14 @@ class Request(Struct, gc=False):
     prompt: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
     response_format: msgspec.Raw = _ABSENT
+    cache_salt: str | None = None
+
+    @property
+    def scope(self) -> int:
+        """Requests share KV only where this is equal: engines keep salts apart, and templates put tools first."""
+        if self.cache_salt is None and not self.tools:
+            return 0
+        return xxh3_64_intdigest(b"%s\0%s" % ((self.cache_salt or "").encode(), bytes(self.tools)))
 
     @property
     def deterministic(self) -> bool:
