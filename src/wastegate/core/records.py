@@ -10,6 +10,7 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
+from wastegate.core.admission import CapConfig
 from wastegate.core.ledger import EngineRecord, Measured
 
 # An engine wraps the x-request-id that it was given: "chatcmpl-<id>", "cmpl-<id>-<prompt>", and inside vLLM
@@ -71,7 +72,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """What a running engine takes. None leaves a setting as it is."""
 
     cap: int | None = None
-    """Requests that run at once. Those above a lowered cap run to their end."""
+    """Requests that run at once, from now on. Those above a lowered cap run to their end."""
+    policy: CapConfig | None = None
+    """How the cap follows the load. "fixed" leaves it where it is."""
     batched_tokens: int | None = None
     """Tokens computed in one step, at most as many as the engine was started with."""
     drafts: tuple[int, ...] | None = None

@@ -1,0 +1,142 @@
+"""What each request has had of the engine's steps so far. Counts and times only: nothing of vLLM is known here, and no
+clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from wastegate.core.ledger import Run
+
+RUN_STEPS = 256
+"""Steps in one run at most: what a request holds grows while it decodes, and a run tells of its mean."""
+MOST_RUNS = 64
+"""Runs kept of one request; what comes later is told as part of the last."""
+MOST_OPEN = 65_536
+"""Requests at once. More means that their ends are not heard of, and memory must have a bound."""
+
+
+class Part(NamedTuple):
+    """What one request had computed in one step: tokens of its prompt, of its answer, and drafts that were verified."""
+
+    prefill: int = 0
+    decode: int = 0
+    draft: int = 0
+
+    @property
+    def kind(self) -> int:
+        """Steps of one kind make a run: decoding, holding only, or so many tokens of a prompt."""
+        return -1 if self.decode else self.prefill
+
+
+class Account:
+    """One request's runs."""
+
+    __slots__ = ("_kind", "runs")
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self._kind = -2
+
+    def add(self, part: Part, start: float, end: float, kv: float) -> None:
+        """One step, and the token-seconds of KV held in it."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and (
+            (part.kind == self._kind and last.end == start and last.steps < RUN_STEPS) or len(self.runs) >= MOST_RUNS
+        ):
+            self.runs[-1] = Run(
+                last.start,
+                end,
+                last.steps + 1,
+                last.prefill + part.prefill,
+                last.decode + part.decode,
+                last.draft + part.draft,
+                last.kv + kv,
+            )
+        else:
+            self.runs.append(Run(start, end, 1, part.prefill, part.decode, part.draft, kv))
+        self._kind = part.kind
+
+
+class Meter:
+    """Follows the steps. A step lasts until the next begins, or for a request that ends, until its end."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._parts: dict[str, tuple[Part, float]] = {}
+        self._began = 0.0
+
+    def step(self, now: float, parts: Iterable[tuple[str, Part, float]]) -> None:
+        """A step begins: every request that runs, its part of the step, and the tokens of KV that it holds."""
+        self.pause(now)
+        self._parts = {id: (part, held) for id, part, held in parts}
+        self._began = now
+
+    def pause(self, now: float) -> None:
+        """The last step is over, and none begins."""
+        for id, (part, held) in self._parts.items():
+            self._account(id).add(part, self._began, now, held * (now - self._began))
+        self._parts = {}
+
+    def end(self, now: float, id: str) -> tuple[Run, ...]:
+        """A request has ended, however; what it had."""
+        part = self._parts.pop(id, None)
+        if part is not None:
+            self._account(id).add(part[0], self._began, now, part[1] * (now - self._began))
+        account = self._accounts.pop(id, None)
+        return tuple(account.runs) if account is not None else ()
+
+    def _account(self, id: str) -> Account:
+        account = self._accounts.get(id)
+        if account is None:
+            if len(self._accounts) >= MOST_OPEN:
+                raise OverflowError(f"{MOST_OPEN} requests are open: their ends are not heard of")
+            account = self._accounts[id] = Account()
+        return account
+
+
+class Holdings:
+    """Tokens of KV that requests hold. A block that several hold counts for each as its part of it.
+
+    To look at every block in every step would cost more than it tells: how many blocks a request has is asked every
+    time, with whom it shares them now and then, a bounded number of blocks a step.
+    """
+
+    def __init__(self, block_tokens: int, budget: int = 512) -> None:
+        self._block_tokens = block_tokens
+        self._budget = budget
+        self._looked: dict[str, tuple[int, float]] = {}
+        """Of each request, how many blocks it had when they were last looked at, and what they counted as."""
+        self._turn = 0
+
+    def of(self, blocks: Mapping[str, tuple[list[object], ...]]) -> dict[str, float]:
+        """Tokens, by request. ``blocks``: of every running request, its blocks by group."""
+        for gone in self._looked.keys() - blocks.keys():
+            del self._looked[gone]
+        left = self._budget
+        ids = list(blocks)
+        for place in range(len(ids)):
+            id = ids[(self._turn + place) % len(ids)]
+            if id not in self._looked or left > 0:
+                count, counted = _look(blocks[id])
+                self._looked[id] = count, counted
+                left -= count
+                if left <= 0:
+                    self._turn = (self._turn + place + 1) % len(ids)
+        return {id: self._tokens(id, groups) for id, groups in blocks.items()}
+
+    def _tokens(self, id: str, groups: tuple[list[object], ...]) -> float:
+        then, counted = self._looked[id]
+        grown = sum(map(len, groups)) - then  # new blocks are its own
+        return max(counted + grown, 0.0) * self._block_tokens / max(len(groups), 1)
+
+
+def _look(groups: tuple[list[object], ...]) -> tuple[int, float]:
+    counted = 0.0
+    count = 0
+    for group in groups:
+        count += len(group)
+        for block in group:
+            if not getattr(block, "is_null", False):
+                counted += 1 / max(getattr(block, "ref_cnt", 1), 1)
+    return count, counted
