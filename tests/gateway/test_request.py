@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.fake_replica import FakeReplica, Json, Reply
@@ -207,7 +208,8 @@ async def test_what_policy_is_told(gateway: Running) -> None:
     body = chat(stream=True, n=3, temperature=0, max_tokens=5, max_completion_tokens=9, priority=-2)
     call, _ = call_of(gateway, body)
     assert (call.stream, call.n, call.deterministic, call.max_tokens, call.priority) == (True, 3, True, 9, -2)
-    assert (call.prompt_bytes, call.prompt_tokens) == (len(body), len(body) // 4)
+    prompt = msgspec.json.encode(msgspec.json.decode(body)["messages"])
+    assert (call.prompt_bytes, call.prompt_tokens) == (len(prompt), len(body) // 4)
     assert not call.wants_usage
     assert call.model == "fake"
 

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from wastegate.gateway.claims import Slots
 from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.tally import Report, Tally
+from wastegate.gateway.twins import Leader, Twins
 from wastegate.gateway.upstream import Origin, Pool, origin_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Hub:
         self.flights: set[Flight] = set()
         self.origins: dict[str, Origin] = {}
         """How replicas are reached that take more than an address."""
+        self.twins = Twins()
+        """Calls in flight that others may go along with, where a route allows that."""
         self._lines: Lines[Flight] = Lines(line_bound)
         self._pools: dict[str, Pool] = {}
         self._wake_planned = False
@@ -114,7 +117,11 @@ class Hub:
     def look(self, flight: Flight, call: Call) -> View:
         """This instant, for this call. Whoever is not at the head of its line has others ahead."""
         ahead = self._lines.ahead(call.model, flight) if self._lines else 0
-        return self.world.view(call, self.now(), random.random(), ahead)
+        view = self.world.view(call, self.now(), random.random(), ahead)
+        if call.twin:
+            leader = self.twins.find(call.twin, cast(Leader, flight))
+            view = replace(view, twin=leader.id if leader is not None else "")
+        return view
 
     def claim(self, flight: Flight, call: Call, plan: Plan) -> Claimed | None:
         """Take the slot. None: it is asked for elsewhere, and ``flight.claimed`` will be told."""

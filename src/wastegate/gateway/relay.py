@@ -16,14 +16,14 @@ import zlib
 from typing import Protocol
 
 from wastegate.core.call import Call
-from wastegate.core.effects import Claim, Claimed, Closed, Event, Look, Prepare, Queue, Reply, Send, Woken
+from wastegate.core.effects import Claim, Claimed, Closed, Event, Join, Joined, Look, Prepare, Queue, Reply, Send, Woken
 from wastegate.core.ledger import SHUTDOWN, Attempt, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
 from wastegate.gateway.answer import Answer
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.upstream import Connection, Headers, Pool
-from wastegate.openai.chat import with_text_so_far
+from wastegate.openai.chat import with_most_tokens, with_text_so_far
 from wastegate.openai.errors import error_event
 from wastegate.openai.sse import Continued, text_of
 
@@ -159,6 +159,10 @@ class Flight:
                 elif kind is Send:
                     self._send(command)  # type: ignore[arg-type]
                     return
+                elif kind is Join:
+                    event = self._join(command.plan)  # type: ignore[union-attr]
+                    if event is None:
+                        return
                 else:
                     assert isinstance(command, Queue)
                     if self._gone:
@@ -179,6 +183,10 @@ class Flight:
         if granted and self._asked is not None:
             self._hub.admit(self, self._call, self._asked, now)
         self._advance(Claimed(granted, now))
+
+    def _join(self, plan: Plan) -> Joined | None:
+        """Go along with another flight; None: its end will be told."""
+        raise AssertionError("only a call that may share an answer is asked to")
 
     def wake(self, now: float) -> None:
         """Its turn in the line."""
@@ -226,6 +234,8 @@ class Flight:
         self._sent = None
         self._redialled = False
         self._answer = Answer(self._call, command.claimed)
+        if command.plan.most_tokens is not None:
+            self._out.body = with_most_tokens(self._out.body, command.plan.most_tokens)
         self._body = self._out.body
         if self._gone:
             self._reply("hung_up", "the client left")

@@ -15,9 +15,11 @@ from msgspec import Struct
 from wastegate.core.call import BYTES_PER_TOKEN, Call
 from wastegate.core.lifecycle import Lever, lifecycle
 from wastegate.core.plan import Timers
+from wastegate.gateway.flights import Special
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.keys import Keys
 from wastegate.gateway.relay import Flight, Outgoing
+from wastegate.gateway.watch import Watch
 from wastegate.levers import Config as Levers
 from wastegate.levers import active
 from wastegate.openai.chat import Request, RequestError, read_request, with_usage
@@ -113,17 +115,18 @@ class Gate:
         """None: anybody may call."""
         self._boot = secrets.token_hex(5)
         self._sequence = 0
-        self._routes: dict[bytes, tuple[str, Route, tuple[Lever, ...]]] = {}
+        self._watch = Watch()
+        self._routes: dict[bytes, tuple[str, Route, tuple[Lever, ...], Special | None]] = {}
         self.set_routes(routes, timers, levers)
 
     def set_routes(self, routes: Sequence[Route], timers: Timers, levers: Levers) -> None:
         """Match every known path once; a request then only looks its path up."""
-        table: dict[bytes, tuple[str, Route, tuple[Lever, ...]]] = {}
+        table: dict[bytes, tuple[str, Route, tuple[Lever, ...], Special | None]] = {}
         for raw in (*_COMPLETIONS, *_OTHERS):
             path = raw.decode()
             own = Route(path, path, timers, levers=levers)
             route = next((route for route in routes if fnmatchcase(path, route.match)), own)
-            table[raw] = path, route, active(route.levers)
+            table[raw] = path, route, active(route.levers), Special.of(route.levers.streaming, self._watch)
         self._routes = table
 
     def serve(self, incoming: Incoming, client: Responder) -> None:
@@ -163,16 +166,20 @@ class Gate:
             hub.tally.reject("body")
             client.respond(400, b"application/json", error_body(400, str(error), param=error.param))
             return
-        call, timers, levers = self._label(incoming, path, request, len(body))
+        prompt = request.text
+        _, route, levers, special = self._routes[path]
+        timers = route.timers
+        call = self._label(incoming, path, request, len(body), len(prompt))
+        kind = Flight
+        if special is not None:
+            call, kind = special.dress(call, request, body, prompt, incoming.header(b"authorization"))
         if call.stream and not call.wants_usage:
             body = with_usage(body, request)
-        out = Outgoing(incoming.url, _forwarded(incoming.headers), body, request.text)
-        flight = Flight(hub, client, call, lifecycle(call, levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
+        out = Outgoing(incoming.url, _forwarded(incoming.headers), body, prompt)
+        flight = kind(hub, client, call, lifecycle(call, levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
         client.fly(flight, call.id.encode())
 
-    def _label(
-        self, incoming: Incoming, path: bytes, request: Request, size: int
-    ) -> tuple[Call, Timers, tuple[Lever, ...]]:
+    def _label(self, incoming: Incoming, path: bytes, request: Request, size: int, prompt_size: int) -> Call:
         tenant, client_id, traceparent = "default", "", ""
         tags: list[tuple[str, str]] = []
         for name, value in incoming.headers:
@@ -186,10 +193,10 @@ class Gate:
             elif name.startswith(_TAG) and len(tags) < _MOST_TAGS:
                 tags.append((_label(name[len(_TAG) :]), _label(value)))
         self._sequence += 1
-        text, route, levers = self._routes[path]
+        text, route, _, _ = self._routes[path]
         options = request.stream_options
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-        call = Call(
+        return Call(
             id=f"{self._boot}-{self._sequence:x}",
             arrived=self.hub.now(),
             route=route.name,
@@ -198,7 +205,7 @@ class Gate:
             tenant=tenant,
             stream=bool(request.stream),
             wants_usage=path not in _COMPLETIONS or bool(options is not None and options.include_usage),
-            prompt_bytes=size,
+            prompt_bytes=prompt_size,
             prompt_tokens=size // BYTES_PER_TOKEN if path not in _WITHOUT_MODEL else 0,
             model_runs=path not in _WITHOUT_MODEL,
             scope=request.scope,
@@ -211,7 +218,6 @@ class Gate:
             client_id=client_id,
             traceparent=traceparent,
         )
-        return call, route.timers, levers
 
     def _models(self) -> bytes:
         names = dict.fromkeys(m for state in self.hub.world.states for m in state.replica.models)

@@ -56,6 +56,11 @@ class Request(Struct, gc=False):
         return self.temperature == 0
 
     @property
+    def repeatable(self) -> bool:
+        """The same request may be given the same answer: nothing is drawn, or the draws are fixed."""
+        return self.temperature == 0 or self.seed is not None
+
+    @property
     def text(self) -> bytes:
         """The prompt as it stands in the body, JSON and all."""
         return bytes(self.messages) or bytes(self.prompt)
@@ -68,6 +73,11 @@ class Request(Struct, gc=False):
 
 _decode = msgspec.json.Decoder(Request).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_TOOLS = ("tools", "functions", "web_search_options", "mcp_servers")
+_NO_MATTER = frozenset(
+    ("user", "metadata", "priority", "request_id", "safety_identifier", "prompt_cache_key", "service_tier", "store")
+)
+"""Members that say who asks, how urgently, or what else to do with the answer; none changes what it says."""
 _READ_AGAIN = ("messages", "prompt", "max_completion_tokens", "max_tokens", "continue_final_message", "echo")
 
 
@@ -96,6 +106,38 @@ def with_usage(body: bytes, request: Request) -> bytes:
         return body
     options = _members(bytes(members.get("stream_options", b""))) or {}
     return msgspec.json.encode({**members, "stream_options": {**options, "include_usage": True}})
+
+
+def with_most_tokens(body: bytes, most: int) -> bytes:
+    """The same body, asking for at most ``most`` tokens. A body that names no bound gets one as a prefix; in one that
+    does, the numbers are lowered where they are above it."""
+    if b'"max_tokens"' not in body and b'"max_completion_tokens"' not in body:
+        at = body.index(b"{") + 1
+        return b'%b"max_tokens":%d,%b' % (body[:at], most, body[at:])
+    members = _members(body)
+    if members is None:
+        return body
+    named = [name for name in ("max_completion_tokens", "max_tokens") if _bound(members.get(name)) is not None]
+    bounds = {name: min(_bound(members[name]) or 0, most) for name in named} or {"max_tokens": most}
+    return msgspec.json.encode({**members, **bounds})
+
+
+def _bound(member: msgspec.Raw | None) -> int | None:
+    value = msgspec.json.decode(member) if member is not None else None
+    return value if isinstance(value, int) else None
+
+
+def essence(body: bytes) -> bytes | None:
+    """What of a body decides its answer, in one order: the same for two bodies only if they ask the same. None where
+    its answer is not to be shared: a call with tools, whose answer holds ids that must be a single call's."""
+    try:
+        members = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None  # read loosely so far
+    if any(members.get(name) for name in _TOOLS):
+        return None
+    asked = {name: value for name, value in members.items() if name not in _NO_MATTER}
+    return msgspec.json.encode(asked, order="sorted")
 
 
 def with_text_so_far(body: bytes, text: str, tokens: int) -> bytes | None:
