@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wastegate import __version__
+from wastegate.load import sweep_flags
 from wastegate.local import flags
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     _up_parser(commands)
     flags.engine(commands, _engine)
     flags.models(commands, _models)
+    sweep_flags.bench(commands, _bench)
     _replay_parser(commands)
     _audit_parser(commands)
     _explain_parser(commands)
@@ -247,6 +249,26 @@ def _replay(arguments: argparse.Namespace) -> int:
     else:
         Console().print(table(done.report))
     return exit_code(done.report)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    import uvloop
+    from rich.console import Console
+
+    from wastegate.load import sweep_command, sweep_view
+    from wastegate.load.paired import PairedError
+    from wastegate.load.sweep_target import EngineError
+
+    console = None if arguments.no_progress else Console(stderr=True)
+    try:
+        config, key = sweep_command.config_from(arguments), sweep_command.key_from(arguments, os.environ)
+        report = uvloop.run(sweep_command.watched(config, console, key))
+        sweep_command.save(report, arguments)
+    except (ValueError, OSError, EngineError, PairedError) as error:
+        print(f"wastegate bench: {error}", file=sys.stderr)
+        return 2
+    Console().print(sweep_view.table(report))
+    return sweep_command.exit_code(report)
 
 
 def _ledger_flags(parser: argparse.ArgumentParser) -> None:

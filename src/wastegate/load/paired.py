@@ -37,6 +37,8 @@ class Progress:
         self.turn: Turn | None = None
         self.done: list[Done] = []
         self.dropped = 0
+        self.unit = "/s"
+        """What stands behind a rung's number."""
 
 
 async def run(
@@ -85,6 +87,7 @@ class _Going:
 
     async def blocks(self) -> list[Block]:
         design = self._design
+        self._progress.unit = design.unit
         self._progress.total = len(self._arms) * (1 + (1 + design.mirrored) * design.blocks * len(design.rungs))
         found: list[Block] = []
         for arm in self._arms:

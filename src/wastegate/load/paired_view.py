@@ -42,7 +42,7 @@ def _state(progress: Progress) -> str:
     turn = progress.turn
     if turn is None:
         return "beginning"
-    rate = "" if turn.rate is None else f" at {turn.rate:g}/s"
+    rate = "" if turn.rate is None else f" at {turn.rate:g}{progress.unit}"
     where = "warm-up" if turn.block < 0 else f"block {turn.block + 1}"
     return f"{where}, {turn.arm}{rate}" + (f", {progress.dropped} blocks dropped" if progress.dropped else "")
 

@@ -4,6 +4,7 @@ stays in its own room."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -13,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from wastegate.load.calibrate import by_tokenizer, by_usage
-from wastegate.load.client import Answer, Shot, shoot
-from wastegate.load.openloop import Loop, Progress, Result, Stop, run
+from wastegate.load.client import Answer, Clock, Shot, shoot
+from wastegate.load.openloop import Loop, Make, Progress, Result, Send, Stop, run
 from wastegate.load.prompts import CHAT, PLAIN, Endpoint, Prompts, Recipe
 from wastegate.load.report import Facts, Report, summarise
 from wastegate.load.rows import Format, Row, Trace
@@ -23,6 +24,8 @@ from wastegate.load.target import Model, Target
 from wastegate.load.traces import read
 
 IgnoreEos = Literal["auto", "always", "never"]
+Sender = Callable[[Sequence[Planned], Make, Send, Clock, Loop, Stop, Progress], Awaitable[list[Result]]]
+"""How rows are sent: the open loop's ``run``, or another of its shape."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -73,7 +76,9 @@ class Replayed(Struct, frozen=True):
 class Replay:
     """One run, made ready step by step. ``progress`` may be watched while :meth:`go` is at work."""
 
-    def __init__(self, config: Config, trace: Trace | None = None, known: Known | None = None) -> None:
+    def __init__(
+        self, config: Config, trace: Trace | None = None, known: Known | None = None, sender: Sender = run
+    ) -> None:
         self.config = config
         self.known = known
         """Handed in, or found out by :meth:`go`."""
@@ -86,6 +91,7 @@ class Replay:
         self.id = secrets.token_hex(4)
         """Begins every request's own id, so that a ledger can be joined to a run."""
         self._notes = list(self.trace.notes)
+        self._sender = sender
         self._refused: set[str] = set()
         """Parameters that the server has refused; left out of every later request."""
 
@@ -110,7 +116,7 @@ class Replay:
                     answer.sent = sent
 
             self.sending = True
-            results = await run(
+            results = await self._sender(
                 self.plan, requests.make, send, perf_counter, self.config.loop, self.stop, self.progress
             )
         return Replayed(summarise(results, self.progress, self._facts(target, model, recipe)), tuple(results))

@@ -113,11 +113,11 @@ def figures(results: Sequence[Result], warmup: float) -> dict[str, float]:
         ("e2e", [result.e2e for result in answered]),
     ):
         values = [value for value in known if value is not None] + never
-        found |= _spread(name, values)
-    return found | _spread("tpot", [result.tpot for result in answered if result.tpot is not None])
+        found |= p50_and_p95(name, values)
+    return found | p50_and_p95("tpot", [result.tpot for result in answered if result.tpot is not None])
 
 
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+def p50_and_p95(name: str, values: Sequence[float]) -> dict[str, float]:
     """P50 and P95; between a number and "never" there is nothing in the middle."""
     if not values:
         return {}

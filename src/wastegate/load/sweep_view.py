@@ -1,0 +1,200 @@
+"""How a sweep is shown in a terminal: a table a curve, then what is concluded and what is not. Nothing is concluded
+here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from wastegate.core.intervals import Estimate
+from wastegate.core.packing import Packed, Stretch
+from wastegate.load.display import duration
+from wastegate.load.sweep import About, Curve, Packing, Point, Report, Sheet
+
+NONE = "–"
+
+
+def table(report: Report) -> RenderableType:
+    """The report as it is printed."""
+    parts: list[RenderableType] = []
+    for sheet in report.sheets:
+        for about, curve in zip(report.targets, sheet.curves, strict=True):
+            parts += [Text(heading(about, sheet), style="bold"), Text(facts(about)), _points(curve, report)]
+        parts += [Text(line) for line in conclusions(report, sheet)]
+        if sheet.packing is not None:
+            parts.append(Text(packing_title(sheet.packing)))
+            parts += [_choices(sheet.packing)] if sheet.packing.choices else []
+            parts += [*(Text(line) for line in packing_words(report, sheet.packing))]
+    parts += [Text(f"dropped: {line}") for line in dropped(report)]
+    parts += [Text(f"· {note}") for note in report.notes]
+    parts += [Text(f"INVALID: {why}", style="bold red") for why in report.invalid]
+    return Group(*parts)
+
+
+def heading(about: About, sheet: Sheet) -> str:
+    return f"{about.title}: {sheet.shape}"
+
+
+def facts(about: About) -> str:
+    """What the target is, costs and takes."""
+    price = f"${about.price.dollars_per_hour:.4g} an hour ({about.price.source})" if about.price else "no price given"
+    memory = f", {about.memory / 1e9:.2f} GB" if about.memory is not None else ""
+    return f"{about.made_of}; {price}{memory}"
+
+
+COLUMNS = (
+    "requests/s", "output tokens/s", "TTFT P50", "TTFT P95", "TPOT P50", "E2E P95", "good/s", "$ per 1,000",
+    "$ per M output", "",
+)  # fmt: skip
+
+
+def level_name(report: Report) -> str:
+    return "at once" if report.config.asked.mode == "closed" else "offered/s"
+
+
+def _points(curve: Curve, report: Report) -> Table:
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    for name in (level_name(report), *COLUMNS):
+        found.add_column(name, justify="right" if name else "left", overflow="fold")
+    for point in curve.points:
+        found.add_row(f"{point.level:g}", *cells(point, give_or_take))
+    return found
+
+
+def cells(point: Point, rate: Callable[[Estimate | None], str]) -> tuple[str, ...]:
+    """One level, column by column; ``rate`` writes requests per second, whose interval the others share for the most
+    part."""
+    seen = point.figures.get
+    return (
+        rate(seen("qps")),
+        plain(seen("output_tokens_per_s")),
+        seconds(seen("ttft_p50")),
+        seconds(seen("ttft_p95")),
+        seconds(seen("tpot_p50")),
+        seconds(seen("e2e_p95")),
+        plain(seen("goodput")),
+        plain(point.dollars_per_1000, "$"),
+        plain(point.dollars_per_million_output, "$"),
+        mark(point),
+    )
+
+
+def give_or_take(found: Estimate | None) -> str:
+    """A figure and how far its interval reaches: 7.38 ±4 %."""
+    if found is None or not found.bounded or not found.value:
+        return plain(found)
+    return f"{found.value:.3g} ±{(found.high - found.low) / 2 / found.value:.0%}"
+
+
+def mark(point: Point) -> str:
+    """What must be known of a level before its figures are believed."""
+    found = []
+    if not point.blocks:
+        found.append("no block kept")
+    settled, failed = point.figures.get("settled"), point.figures.get("failed_share")
+    if settled is not None and settled.value < 1.0:
+        found.append(f"{1.0 - settled.value:.0%} of turns had not settled")
+    if failed is not None and failed.value > 0.0:
+        found.append(f"{failed.value:.1%} failed")
+    return "; ".join(found)
+
+
+def conclusions(report: Report, sheet: Sheet) -> Iterator[str]:
+    """The knee and the capacity of each curve, then each pair."""
+    unit = report.config.design.unit
+    for curve in sheet.curves:
+        if curve.knee.level is not None and curve.knee.rate is not None:
+            where, speed = spread(curve.knee.level), spread(curve.knee.rate)
+            yield f"{curve.target}: the knee is at {where}{unit}, {speed} requests/s"
+        else:
+            yield f"{curve.target}: no knee is concluded: {curve.knee.why}"
+    for curve in sheet.curves:
+        kept = curve.capacity
+        slo = f"SLO ({report.config.asked.slo})"
+        if kept is None:
+            yield f"{curve.target}: no level keeps the {slo} for {report.config.enough:.0%} of its calls"
+        else:
+            yield f"{curve.target}: {spread(kept.rate)} good requests/s at most, at {kept.level:g}{unit}; {slo}"
+    what = "dollars per request" if all(about.price for about in report.targets) else "instance time per request"
+    for meeting in sheet.meetings:
+        yield f"{' against '.join(meeting.names)}, {what}: {meeting.says}"
+
+
+def _choices(packing: Packing) -> Table:
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    for name in (*PACKED,):
+        found.add_column(name, justify="left" if name == "target" else "right")
+    for choice in packing.choices:
+        shared, multiplied = (scenario.packed for scenario in choice.scenarios)
+        for one, other in zip(shared, multiplied, strict=True):
+            found.add_row(f"{choice.demand:g}/s", one.name, str(one.fits), packed(one), packed(other))
+    return found
+
+
+PACKED = ("demand", "target", "fit", "devices, if they share its speed", "devices, if each is as fast as alone")
+
+
+def packing_title(packing: Packing) -> str:
+    device = packing.device
+    gb, usable = device.memory / 1e9, device.usable
+    return f"packed on {device.name}: {gb:.1f} GB ({usable:.0%} usable), ${device.dollars_per_hour:.4g} an hour"
+
+
+def packed(one: Packed) -> str:
+    """Devices and dollars of one option."""
+    if one.devices is None or one.dollars_per_1000 is None:
+        return "cannot"
+    return f"{one.devices}, ${one.dollars_per_1000:.3g} per 1,000 ({ends(one.low, one.high)})"
+
+
+def packing_words(report: Report, packing: Packing) -> Iterator[str]:
+    for choice in packing.choices:
+        yield f"at {choice.demand:g} requests/s: {choice.says}"
+    if len(packing.options) > 1:
+        yield f"as demand rises, if instances share a device's speed: {along(packing.along['shared'])}"
+        yield f"as demand rises, if each is as fast as one alone: {along(packing.along['multiplied'])}"
+    yield from packing.missing
+
+
+def along(stretches: Sequence[Stretch]) -> str:
+    """Who is cheapest from where to where; the many short ones of whole devices are summed up."""
+    if len(stretches) <= 6:
+        return "; ".join(f"{one.first:.3g} to {one.last:.3g}/s {one.cheapest or 'none surely'}" for one in stretches)
+    names = dict.fromkeys(one.cheapest for one in stretches if one.cheapest)
+    firsts = [f"{name} from {next(one.first for one in stretches if one.cheapest == name):.3g}/s on" for name in names]
+    return f"it changes {len(stretches) - 1} times, with whole devices; surely cheapest in places: {', '.join(firsts)}"
+
+
+def dropped(report: Report) -> Iterator[str]:
+    """Why blocks do not count, with how many."""
+    blocks = [block.dropped for sheet in report.sheets for block in sheet.run.blocks if block.dropped]
+    for why in dict.fromkeys(blocks):
+        yield f"{blocks.count(why)} blocks, since {why}"
+
+
+def plain(found: Estimate | None, sign: str = "") -> str:
+    return NONE if found is None or not math.isfinite(found.value) else f"{sign}{found.value:.3g}"
+
+
+def seconds(found: Estimate | None) -> str:
+    if found is None:
+        return NONE
+    return duration(found.value) if math.isfinite(found.value) else "never"
+
+
+def spread(found: Estimate | None, sign: str = "") -> str:
+    """A figure with its interval."""
+    if found is None or not math.isfinite(found.value):
+        return NONE
+    return f"{sign}{found.value:.3g}" + (f" ({ends(found.low, found.high, sign)})" if found.bounded else "")
+
+
+def ends(low: float | None, high: float | None, sign: str = "") -> str:
+    first = f"{sign}{low:.3g}" if low is not None and math.isfinite(low) else "?"
+    last = f"{sign}{high:.3g}" if high is not None and math.isfinite(high) else "?"
+    return f"{first}–{last}"
