@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _audit_parser(commands)
     _explain_parser(commands)
     _replicas_parser(commands)
+    _report_parser(commands)
     _export_parser(commands)
     return parser
 
@@ -366,6 +367,51 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _report_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="the week's bill in plain words, for those who pay it",
+        description="The bill of the last seven days, what changed against the seven before, what drove the change, "
+        "and what the next week may cost, with an interval, or why nobody can say. docs/reports.md tells how.",
+        epilog="exit codes: 0 shown, 1 the figures do not add up, 2 no ledger or bad usage\n"
+        "\nexamples:\n"
+        "  wastegate report --weekly                        up to now\n"
+        "  wastegate report --weekly --until 2026-05-04     the week before that day\n"
+        "  wastegate report --weekly --html week.html       and as a page to pass on\n",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--weekly", action="store_true", required=True, help="of a week: the only kind there is")
+    parser.add_argument("--until", metavar="WHEN", default="now", help="the week's end: 1d ago, a date or time, now")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as one page")
+    _ledger_flags(parser)
+    parser.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    import sqlite3
+    import time
+
+    from wastegate.steps import page, weekly, weekly_view
+    from wastegate.steps.window import parse_when
+
+    try:
+        report = weekly.run(_where(arguments), parse_when(arguments.until, time.time()))
+        verdict = weekly.judge(report)
+        if arguments.html is not None:
+            page.write(arguments.html, weekly_view.html(report, verdict))
+    except (ValueError, OSError, sqlite3.Error) as error:
+        print(f"wastegate report: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        _print_json({"report": report, "verdict": verdict})
+    else:
+        from rich.console import Console
+
+        Console().print(weekly_view.view(report, verdict))
+    return 1 if verdict.ruling == "fail" else 0
+
+
 def _export_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "export",
@@ -376,7 +422,8 @@ def _export_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         epilog="exit codes: 0 written, 2 no ledger or bad usage\n"
         "\nexamples:\n"
         "  wastegate export --format parquet --to calls/\n"
-        "  wastegate export --format jsonl --to calls/ --since 7d && wastegate replay calls/entries.jsonl --url URL\n",
+        "  wastegate export --format jsonl --to calls/ --since 7d\n"
+        "  wastegate replay calls/entries.jsonl --url http://127.0.0.1:8080\n",
         formatter_class=_Help,
         allow_abbrev=False,
     )
@@ -413,8 +460,8 @@ def _replicas_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "replicas",
         help="the replicas of a running gateway: their batch, queue, cache and speed",
-        description="Ask a running gateway what its replicas' engines say of themselves. A figure that an engine does not "
-        "give is shown as –. Below the table: what is missing, has another name, or does not run as it was asked to.",
+        description="Ask a running gateway what its replicas' engines say of themselves. What an engine does not say is "
+        "shown as –. Below the table: what is missing, has another name, or does not run as it was asked to.",
         epilog="exit codes: 0 shown, 1 a replica gives no signals, 2 no gateway answers or bad usage\n"
         "\nexamples:\n"
         "  wastegate replicas                                 the gateway of ./wastegate.toml, or the default one\n"

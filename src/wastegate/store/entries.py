@@ -12,8 +12,9 @@ from types import TracebackType
 import msgspec
 
 from wastegate.core.facts import Facts
-from wastegate.core.ledger import Entry, ReplicaSpan
-from wastegate.store import rows
+from wastegate.core.ledger import EngineRecord, Entry, ReplicaSpan
+from wastegate.core.records import Cursor, Heard
+from wastegate.store import records, rows
 from wastegate.store.columns import read_facts
 from wastegate.store.schema import LedgerError, migrate
 
@@ -85,6 +86,19 @@ class Ledger:
         with _Transaction(self._db, self.path):
             self._db.executemany("INSERT OR REPLACE INTO span VALUES (?, ?, ?, ?)", values)
 
+    def save_records(self, heard: Sequence[Heard]) -> None:
+        """Store what engines have told, and how far each was read; twice is as once. Raises LedgerError."""
+        with _Transaction(self._db, self.path):
+            records.insert(self._db, heard)
+
+    def cursors(self) -> dict[str, Cursor]:
+        """How far each replica's records have been read."""
+        return records.cursors(self._db)
+
+    def records(self, entry: str) -> list[tuple[int, EngineRecord]]:
+        """What engines tell of the call with exactly this id: attempt numbers, and records."""
+        return records.of_entry(self._db, entry)
+
     def spans(self) -> tuple[ReplicaSpan, ...]:
         """All spans, by replica and start."""
         bodies = self._db.execute("SELECT body FROM span ORDER BY replica, start, phase")
@@ -108,6 +122,12 @@ class Ledger:
             return
         with _Transaction(self._db, self.path, "DEFERRED"):
             yield
+
+    def begins(self) -> float | None:
+        """The first moment that is known here: of a replica's life, or of a call. None where nothing is."""
+        (arrived,) = self._db.execute("SELECT min(arrived) FROM entry").fetchone()
+        (start,) = self._db.execute("SELECT min(start) FROM span").fetchone()
+        return min((float(one) for one in (arrived, start) if one is not None), default=None)
 
     def cuts(self, start: float, end: float, every: int) -> list[float]:
         """Instants, rising, that cut [start, end) so that about ``every`` calls end between two of them, and each call
