@@ -17,6 +17,7 @@ SUPPORT = frozenset(
         "fake_replies.py",
         "gateway_process.py",
         "ledgers.py",
+        "pages.py",
         "playbook.py",
         "redis_server.py",
         "rooms.py",

@@ -20,7 +20,7 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, config, control, probe, recorder, shared, tls
+from wastegate.gateway import children, config, control, probe, recorder, shared, signals, tls
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Access, Origin, UrlError
@@ -73,6 +73,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     retry_budget: RetryBudget = RetryBudget()
     breaker: Breaker = Breaker()
     probe: probe.Config = probe.Config()
+    signals: signals.Config = signals.Config()
     ledger: recorder.Config = recorder.Config()
     levers: Levers = Levers()
     routes: tuple[Route, ...] = ()
@@ -154,6 +155,21 @@ def ledger_of(path: Path | None = None) -> Path:
     path = _found(path)
     file, _ = _shaped(_read(path)[1], str(path)) if path is not None else (_File(), None)
     return Path(file.ledger.path or _data(file) / "ledger.db")
+
+
+def admin_of(path: Path | None = None) -> tuple[str, str]:
+    """Where the operator of the gateway that ``load`` would configure asks, and with which token. Who only asks needs
+    none of its other secrets. Raises ConfigError."""
+    path = _found(path)
+    name = str(path) if path is not None else "defaults"
+    file, where = _shaped(_read(path)[1], name) if path is not None else (_File(), Lines("", name))
+    try:
+        admin = _control(file.admin, name, _Secrets(os.environ, where))
+        host, port = config.address(admin.listen)
+    except config.StartError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return config.url(here, port), admin.token
 
 
 def _found(path: Path | None) -> Path | None:
@@ -274,6 +290,7 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
         breaker=file.breaker,
         budget=file.retry_budget,
         probe=file.probe,
+        signals=file.signals,
         ledger=file.ledger,
         levers=file.levers,
         routes=file.routes,

@@ -80,6 +80,7 @@ def _sections(config: Config) -> dict[str, Any]:
         "retry_budget": plain(config.budget),
         "breaker": plain(config.breaker),
         "probe": plain(config.probe),
+        "signals": plain(config.signals),
         "ledger": plain(config.ledger),
         "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
         "levers": plain(config.levers),

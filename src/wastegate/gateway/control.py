@@ -12,6 +12,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from wastegate.core.world import World
+from wastegate.engines.readback import Seen
 from wastegate.gateway.roster import Roster
 from wastegate.gateway.shared import Status
 from wastegate.gateway.shared import exposition as shared_exposition
@@ -56,6 +57,8 @@ class Control:
         self._runner: web.AppRunner | None = None
         self.shared: Callable[[], Status] | None = None
         """How this gateway stands with others, if it shares its replicas."""
+        self.seen: Callable[[str], Seen] = lambda name: Seen()
+        """What is known of a replica's engine, by the replica's name."""
 
     async def start(self) -> int:
         """The port that it listens on. Raises OSError where it cannot."""
@@ -123,6 +126,7 @@ class Control:
                     "in_flight": s.in_flight,
                     "resting_s": max(0.0, s.resting_until - now),
                     "price_per_hour": s.replica.price / 1e9,
+                    "seen": self.seen(s.replica.name),
                 }
                 for s in self._world.seen(now)
             ],

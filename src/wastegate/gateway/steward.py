@@ -16,6 +16,7 @@ from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, Reloader, prepare_first
 from wastegate.gateway.roster import Roster
 from wastegate.gateway.shared_redis import SharedError
+from wastegate.gateway.signals import Watcher
 from wastegate.gateway.tally import Report
 
 _BEAT_SECONDS = 5
@@ -41,10 +42,12 @@ class Steward:
         self.world = World(config.breaker, config.budget)
         self.roster = Roster(self.world, now, book.save_spans, changed)
         self._prober = probe.Prober(self.roster, config.probe)
+        self.watcher = Watcher(self.world, config.signals, now)
         logs = config.data / "logs"
         self._local = None if config.replicas else children.Children(config.local, self.roster, self._prober, logs)
         host, port = address(config.control.listen)
         self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
+        self._control.seen = self.watcher.seen
         self._host = host
         self._beater: asyncio.Task[None] | None = None
         self._desk: Desk | None = None
@@ -82,6 +85,7 @@ class Steward:
         if self._local is not None:
             self._local.start()
         self._watch({}, prepare_first(self._config))
+        self.watcher.start()
         self._beater = asyncio.ensure_future(self._beat())
 
     def take(self, ready: Ready) -> None:
@@ -90,11 +94,12 @@ class Steward:
         self._config = ready.config
         self.world.set_rules(ready.config.breaker, ready.config.budget)
         self._prober.config = ready.config.probe
+        self.watcher.config = ready.config.signals
         self._watch(known, ready)
 
     def _watch(self, known: Mapping[str, Replica], ready: Ready) -> None:
         """Replicas that are new or changed are watched anew, those that are gone no more."""
-        self._prober.origins = ready.origins
+        self._prober.origins = self.watcher.origins = ready.origins
         if self._local is not None:
             return  # they come and go by themselves
         replicas = ready.config.replicas
@@ -120,6 +125,7 @@ class Steward:
         if self._local is not None:
             await self._local.stop(_CHILD_SECONDS)
         await self._prober.stop()
+        await self.watcher.stop()
         if self._desk is not None:
             await self._desk.stop()
         await self._control.stop()

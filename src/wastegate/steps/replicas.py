@@ -1,0 +1,114 @@
+"""A running gateway's replicas as its operator sees them: asked over HTTP, shown as a table. It decides nothing."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import msgspec
+from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from wastegate.engines.readback import Seen
+from wastegate.engines.signals import Spread
+
+TIMEOUT = 5.0
+UNKNOWN = "–"
+
+
+class Replica(Struct, frozen=True):
+    """One row of the gateway's state; what this page does not show is left out."""
+
+    name: str
+    url: str
+    state: str
+    in_flight: int
+    drained: bool = False
+    models: tuple[str, ...] = ()
+    seen: Seen = Seen()
+
+
+class State(Struct, frozen=True):
+    replicas: tuple[Replica, ...]
+    in_flight: int = 0
+    waiting: int = 0
+
+
+class GatewayError(ValueError):
+    """The gateway's operator listener gave no answer; the text says why and what to do."""
+
+
+def fetch(admin: str, token: str = "") -> State:
+    """``admin``: the operator's address, such as ``http://127.0.0.1:8081``. Raises GatewayError."""
+    request = urllib.request.Request(f"{admin.rstrip('/')}/admin/state")
+    if token:
+        request.add_header("authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            return msgspec.json.decode(answer.read(), type=State)
+    except urllib.error.HTTPError as error:
+        hint = ": its admin token is needed (--config names the file that has it)" if error.code == 401 else ""
+        raise GatewayError(f"{admin} answers with status {error.code}{hint}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise GatewayError(f"no gateway answers on {admin} ({reason}): is `wastegate up` running?") from None
+
+
+def view(state: State) -> RenderableType:
+    """A row a replica, and below it all that is wrong or not known."""
+    table = Table(
+        title=f"{state.in_flight} calls in the gateway, {state.waiting} of them in line", title_justify="left"
+    )
+    table.add_column("replica")
+    for column in ("engine", "state"):
+        table.add_column(column)
+    for column in ("batch", "queue", "KV", "cached", "out/s", "TTFT p50 / p95", "ITL p50", "accepted", "thrown out"):
+        table.add_column(column, justify="right")
+    notes: list[Text] = []
+    for replica in state.replicas:
+        table.add_row(*map(escape, _cells(replica)))
+        notes += [Text(f"{replica.name}: {sentence}", style="yellow") for sentence in _notes(replica)]
+    return Group(table, *notes)
+
+
+def _cells(replica: Replica) -> list[str]:
+    seen, s = replica.seen, replica.seen.signals
+    version = (seen.effective and seen.effective.version) or ""
+    state = f"{replica.state} (drained)" if replica.drained else replica.state
+    head = [replica.name, f"{seen.engine} {version}".strip() or UNKNOWN, state]
+    if s is None:
+        return head + [UNKNOWN] * 9
+    cap = s.max_running or (seen.effective and seen.effective.sequences)
+    batch = _number(s.running) + (f"/{cap:.0f}" if cap else "")
+    accepted = _share(s.accepted_tokens, s.draft_tokens) if s.acceptance is None else _percent(s.acceptance)
+    return [
+        *head, batch, _number(s.waiting), _percent(s.kv_usage), _share(s.cached_tokens, s.prompt_tokens),
+        _number(s.output_rate), f"{_spread(s.first_token, 'p50')} / {_spread(s.first_token, 'p95')}",
+        _spread(s.inter_token, "p50"), accepted, _number(s.preemptions),
+    ]  # fmt: skip
+
+
+def _notes(replica: Replica) -> list[str]:
+    seen = replica.seen
+    error = [seen.error] if seen.error else []
+    return [*error, *seen.warnings, *seen.renamed, *seen.absent]
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}" if value == round(value) or value >= 10 else f"{value:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def _share(part: float | None, all_of_it: float | None) -> str:
+    return _percent(part / all_of_it) if part is not None and all_of_it else UNKNOWN
+
+
+def _spread(spread: Spread | None, quantile: str) -> str:
+    value: float | None = getattr(spread, quantile, None)
+    return UNKNOWN if value is None else f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
