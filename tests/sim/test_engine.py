@@ -16,7 +16,8 @@ from wastegate.core.effects import Closed, Event, Reply
 from wastegate.core.fleet import Replica, View
 from wastegate.core.plan import Plan, Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget, World
-from wastegate.sim.engine import Arrival, Simulation
+from wastegate.sim.engine import Simulation
+from wastegate.sim.flight import Arrival
 from wastegate.sim.replica import Faults, Machine, Settings
 from wastegate.sim.timing import Linear
 
