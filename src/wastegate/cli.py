@@ -464,8 +464,8 @@ def _replicas_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "shown as –. Below the table: what is missing, has another name, or does not run as it was asked to.",
         epilog="exit codes: 0 shown, 1 a replica gives no signals, 2 no gateway answers or bad usage\n"
         "\nexamples:\n"
-        "  wastegate replicas                                 the gateway of ./wastegate.toml, or the default one\n"
-        "  wastegate replicas --admin http://10.0.0.7:8081    another one\n",
+        "  wastegate replicas                                that of ./wastegate.toml, or the default one\n"
+        "  wastegate replicas --admin http://10.0.0.7:8081   another one\n",
         formatter_class=_Help,
         allow_abbrev=False,
     )
