@@ -125,9 +125,7 @@ def knee(
         return np.exp(_vertex(steps, _means(power, weights)))
 
     def how_fast(weights: Floats) -> Floats:
-        places = _vertex(steps, _means(power, weights))
-        speeds = _means(logs, weights)
-        return np.array([math.exp(np.interp(place, steps, row)) for place, row in zip(places, speeds, strict=True)])
+        return np.exp(_between(steps, _means(logs, weights), _vertex(steps, _means(power, weights))))
 
     fewest = min(map(len, rates))
     best = _means(power, np.ones((1, weights.shape[1])))[0].argmax()
@@ -245,22 +243,30 @@ def _change(crossing: Crossing) -> str:
 
 
 def _vertex(steps: Floats, powers: Floats) -> Floats:
-    """(draws,) the place of the greatest power of each draw; NaN at an end."""
+    """(draws,) the top of the parabola through the greatest power of each draw and its neighbours; the greatest itself
+    where there is no such parabola, NaN at an end."""
     best = powers.argmax(axis=1)
     found = np.full(len(powers), math.nan)
-    for draw in np.flatnonzero((best > 0) & (best < len(steps) - 1)):
-        place = best[draw]
-        found[draw] = _top(steps[place - 1 : place + 2], powers[draw, place - 1 : place + 2])
+    rows = np.flatnonzero((best > 0) & (best < len(steps) - 1))
+    middle = best[rows]
+    left, right = steps[middle] - steps[middle - 1], steps[middle + 1] - steps[middle]
+    rise = powers[rows, middle] - powers[rows, middle - 1]
+    fall = powers[rows, middle] - powers[rows, middle + 1]
+    bent = np.isfinite(rise) & np.isfinite(fall) & (rise + fall > 0.0)
+    shift = np.zeros(len(rows))
+    left, right, rise, fall = left[bent], right[bent], rise[bent], fall[bent]
+    shift[bent] = 0.5 * (right * right * rise - left * left * fall) / (right * rise + left * fall)
+    found[rows] = steps[middle] + shift
     return found
 
 
-def _top(x: Floats, y: Floats) -> float:
-    """The top of the parabola through three points of which the middle one is the highest."""
-    left, right = float(x[1] - x[0]), float(x[2] - x[1])
-    rise, fall = float(y[1] - y[0]), float(y[1] - y[2])
-    if not (math.isfinite(rise) and math.isfinite(fall)) or rise + fall <= 0.0:
-        return float(x[1])
-    return float(x[1]) + 0.5 * (right * right * rise - left * left * fall) / (right * rise + left * fall)
+def _between(steps: Floats, rows: Floats, places: Floats) -> Floats:
+    """(draws,) each row's value at its place, straight between steps; NaN where the place is."""
+    right = np.clip(np.searchsorted(steps, places), 1, len(steps) - 1)
+    draws = np.arange(len(rows))
+    low, high = rows[draws, right - 1], rows[draws, right]
+    share = (places - steps[right - 1]) / (steps[right] - steps[right - 1])
+    return np.asarray(low + share * (high - low))
 
 
 def _means(rungs: Sequence[Floats], weights: Floats) -> Floats:
