@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ledgers import record
-from wastegate.core.records import Page, Ring, Settings, attempt_of, draft_table
+from tests.ledgers import record, run
+from wastegate.core.ledger import RecordGap
+from wastegate.core.records import Cursor, Page, Ring, Settings, attempt_of, draft_table, hear
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,50 @@ def test_settings_that_would_stop_an_engine_are_refused() -> None:
 def test_the_table_of_drafts_covers_every_batch() -> None:
     assert draft_table((4, 2, 0), 6, most=3) == [3, 3, 2, 0, 0, 0]
     assert draft_table((9,), 3, most=5) == [5, 5, 5]
+
+
+# ---- a page, as its gateway takes it
+
+
+def told(made: int, size: int = 100, boot: str = "boot", ended: float = 3.0) -> Ring:
+    ring = Ring(size, boot, started=2.0)
+    for number in range(made):
+        ring.add(record(f"call-{number}.1", run(1.0, ended)))
+    return ring
+
+
+def test_times_are_moved_to_the_gateways_clock() -> None:
+    heard = hear("a", told(1).page(0, 10, now=105.0), None, now=5.0)
+    (one,) = heard.records
+    assert (one.arrived, one.ended, one.runs[0].start, one.runs[0].end) == (-99.0, -97.0, -99.0, -97.0)
+    assert (heard.replica, heard.cursor, heard.gap) == ("a", Cursor("boot", 1, 5.0), None)
+
+
+def test_what_an_engine_forgot_before_it_was_first_asked_is_not_missed() -> None:
+    heard = hear("a", told(9, size=2).page(0, 10, now=5.0), None, now=5.0)
+    assert (heard.cursor.sequence, heard.gap) == (9, None)
+
+
+def test_records_that_gave_way_before_they_were_read_are_a_gap() -> None:
+    before = Cursor("boot", 3, heard=1.0)
+    heard = hear("a", told(9, size=2, ended=4.0).page(3, 10, now=5.0), before, now=5.0)
+    assert heard.gap == RecordGap("a", 1.0, 4.0, lost=4)
+    assert hear("a", told(9).page(3, 10, now=5.0), before, now=5.0).gap is None
+
+
+def test_a_page_in_which_all_has_given_way() -> None:
+    page = Page("boot", 2.0, 5.0, first=10, last=9, records=())
+    assert hear("a", page, Cursor("boot", 3, 1.0), now=5.0).gap == RecordGap("a", 1.0, 5.0, lost=6)
+
+
+def test_an_engine_that_was_started_anew_may_have_taken_records_with_it() -> None:
+    heard = hear("a", told(2, boot="other").page(0, 10, now=15.0), Cursor("boot", 3, 1.5), now=5.0)
+    assert heard.gap == RecordGap("a", 1.5, 1.5, lost=None), "it started before the old one was last heard of"
+    heard = hear("a", told(2, boot="other").page(0, 10, now=5.0), Cursor("boot", 3, 1.5), now=5.0)
+    assert heard.gap == RecordGap("a", 1.5, 2.0, lost=None)
+    assert (len(heard.records), heard.cursor) == (2, Cursor("other", 2, 5.0))
+
+
+def test_the_cursor_never_turns_back_and_stops_at_a_full_page() -> None:
+    assert hear("a", told(9).page(0, 4, now=5.0), None, now=5.0).cursor.sequence == 4
+    assert hear("a", told(2).page(5, 4, now=5.0), Cursor("boot", 5, 1.0), now=5.0).cursor.sequence == 5

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from wastegate.core.records import Cursor, Heard
 from wastegate.store import schema
+from wastegate.store.entries import Ledger
 from wastegate.store.schema import APPLICATION, MIGRATIONS, LedgerError, SchemaTooNew, migrate
 
 
@@ -28,7 +30,8 @@ def tables(db: sqlite3.Connection) -> set[str]:
 def test_an_empty_file_becomes_a_ledger_and_stays_one() -> None:
     db = fresh()
     migrate(db, "x.db")
-    assert tables(db) == {"label", "entry", "entry_text", "attempt", "tag", "span"}
+    told = {"engine_record", "engine_gap", "engine_cursor"}
+    assert tables(db) == {"label", "entry", "entry_text", "attempt", "tag", "span"} | told
     assert (pragma(db, "user_version"), pragma(db, "application_id")) == (len(MIGRATIONS), APPLICATION)
     migrate(db, "x.db")
 
@@ -68,6 +71,21 @@ def test_an_older_ledger_is_brought_up_step_by_step(monkeypatch: pytest.MonkeyPa
     assert pragma(db, "user_version") == len(MIGRATIONS) + 2
     migrate(db, "x.db")
     assert len(ran) == 2
+
+
+def test_a_ledger_from_before_engine_records_keeps_its_calls(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    db = fresh(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:2])
+        migrate(db, "old.db")
+    assert "engine_record" not in tables(db)
+    db.execute("INSERT INTO label VALUES (1, 'chat')")
+    db.close()
+    with Ledger(path) as ledger:
+        ledger.save_records([Heard("a", Cursor("boot", 3, 1.0), ())])
+        assert ledger.cursors()["a"].sequence == 3
+        assert ledger.names([1]) == {1: "chat"}
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

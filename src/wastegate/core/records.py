@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from wastegate.core.admission import CapConfig
-from wastegate.core.ledger import EngineRecord, Measured
+from wastegate.core.ledger import EngineRecord, Measured, RecordGap
 
 # An engine wraps the x-request-id that it was given: "chatcmpl-<id>", "cmpl-<id>-<prompt>", and inside vLLM
 # "<choice>_" before and "-<8 hex digits>" behind it.
@@ -41,6 +41,53 @@ class Page(Struct, frozen=True):
     """Tokens of KV cache."""
     lacks: str = ""
     """Empty, or what this version of the engine does not have, so that the records say less."""
+
+
+class Cursor(Struct, frozen=True):
+    """How far an engine's records have been read."""
+
+    boot: str
+    sequence: int
+    heard: float
+    """When it last answered, by the reader's clock."""
+
+
+class Heard(Struct, frozen=True, eq=False):
+    """What a gateway has read from one engine at once. Times are on the gateway's clock."""
+
+    replica: str
+    cursor: Cursor
+    """After these."""
+    records: tuple[EngineRecord, ...]
+    gap: RecordGap | None = None
+
+
+def hear(replica: str, page: Page, before: Cursor | None, now: float) -> Heard:
+    """A page that was asked for after ``before`` and arrived at ``now``; None: nothing was ever read from this engine,
+    so what it forgot earlier is not missed."""
+    ahead = page.now - now
+    records = tuple(_moved(record, ahead) for record in page.records)
+    last = page.records[-1].sequence if page.records else page.last
+    known = before is not None and before.boot == page.boot
+    after = before.sequence if before is not None and known else 0
+    gap = None
+    if before is not None and not known:
+        gap = RecordGap(replica, before.heard, max(page.started - ahead, before.heard), None)
+    elif before is not None and page.first > after + 1:
+        until = records[0].ended if records else now
+        gap = RecordGap(replica, before.heard, max(until, before.heard), page.first - after - 1)
+    # A page that lags behind what was read already must not turn the cursor back.
+    return Heard(replica, Cursor(page.boot, max(last, after), now), records, gap)
+
+
+def _moved(record: EngineRecord, ahead: float) -> EngineRecord:
+    """Its times by a clock that the engine's is ``ahead`` of."""
+    return replace(
+        record,
+        arrived=record.arrived - ahead,
+        ended=record.ended - ahead,
+        runs=tuple(replace(run, start=run.start - ahead, end=run.end - ahead) for run in record.runs),
+    )
 
 
 class Ring:

@@ -10,6 +10,7 @@ import numpy as np
 
 from wastegate.core.facts import OUTCOMES, UNKNOWN, USAGES, Attempts, Calls, Facts, Ints, Tags
 from wastegate.core.ledger import ReplicaSpan
+from wastegate.store import records
 from wastegate.store.rows import texts
 
 ROWS = 65_536
@@ -47,6 +48,8 @@ def read_facts(db: sqlite3.Connection, start: float, end: float, spans: tuple[Re
         replicas=replicas,
         spans=spans,
         names=texts(db, labels.tolist()),
+        records=records.columns(db, where, bounds, key, attempts.call, attempts.number),
+        gaps=records.gaps(db),
     )
 
 

@@ -97,4 +97,23 @@ def _prompts(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE entry_text ADD COLUMN {column}")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _prompts)
+def _engine_records(connection: sqlite3.Connection) -> None:
+    """What engines tell of attempts. They come late, so they stand apart and are joined by the call's id when read."""
+    for statement in (
+        """CREATE TABLE engine_record (
+            entry TEXT NOT NULL, number INTEGER NOT NULL, boot TEXT NOT NULL, sequence INTEGER NOT NULL,
+            replica INTEGER NOT NULL, id TEXT NOT NULL, arrived REAL NOT NULL, ended REAL NOT NULL,
+            prompt INTEGER NOT NULL, cached INTEGER NOT NULL, output INTEGER NOT NULL, preemptions INTEGER NOT NULL,
+            finish TEXT NOT NULL, measured TEXT NOT NULL, runs BLOB NOT NULL,
+            PRIMARY KEY (entry, number, boot, sequence)) WITHOUT ROWID""",
+        """CREATE TABLE engine_gap (
+            replica TEXT NOT NULL, start REAL NOT NULL, "end" REAL NOT NULL, lost INTEGER,
+            PRIMARY KEY (replica, start)) WITHOUT ROWID""",
+        """CREATE TABLE engine_cursor (
+            replica TEXT PRIMARY KEY, boot TEXT NOT NULL, sequence INTEGER NOT NULL, heard REAL NOT NULL)
+            WITHOUT ROWID""",
+    ):
+        connection.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _prompts, _engine_records)
