@@ -14,7 +14,6 @@ _MEMORY = 0.98
 _EVERY = 8
 """Answers between two fits."""
 _THOUSAND = 1e3
-_TRUST_MEMORY = 0.9
 
 
 class Pace:
@@ -26,7 +25,7 @@ class Pace:
 
     __slots__ = (
         "_moments", "_seen", "_targets", "exact", "missed", "pending", "rate", "reports", "running", "slot",
-        "slowdown", "trust", "wait", "waiting",
+        "slowdown", "wait", "waiting",
     )  # fmt: skip
 
     def __init__(self, slot: int | None) -> None:
@@ -42,8 +41,6 @@ class Pace:
         self.slowdown = _FIRST_SLOWDOWN
         self.wait = 0.0
         """Seconds until a call that comes now would be next; what it adds to every call alike is left out."""
-        self.trust = 1.0
-        """Share of the tokens expected in its cache that its answers have confirmed of late."""
         self.missed = 0
         """Answers in a row that had none of what was expected."""
         self.reports = False
@@ -113,9 +110,8 @@ class Pace:
         self.slowdown = slowdown
         self._weigh()
 
-    def told(self, expected: float, cached: float) -> None:
-        """An answer said that ``cached`` tokens were in the cache, where ``expected`` were looked for."""
+    def told(self, expected: bool, cached: bool) -> None:
+        """An answer said whether it found something in the cache; ``expected``: something was looked for there."""
         self.reports = True
-        if expected > 0:
-            self.trust = self.trust * _TRUST_MEMORY + min(1.0, cached / expected) * (1 - _TRUST_MEMORY)
+        if expected:
             self.missed = 0 if cached else self.missed + 1

@@ -25,7 +25,7 @@ class _Group:
     """The replicas that serve one model, in the view's order. Their figures are kept as lists, so that an outlook is a
     few copies whatever their number."""
 
-    __slots__ = ("confidence", "mask", "names", "paces", "places", "rates", "trust", "waits")
+    __slots__ = ("confidence", "mask", "names", "paces", "places", "rates", "waits")
 
     def __init__(self, names: list[str], paces: list[Pace]) -> None:
         self.names = [name.encode() for name in names]
@@ -34,7 +34,6 @@ class _Group:
         self.mask = sum(self.places)
         self.waits = [pace.wait for pace in paces]
         self.rates = [pace.rate for pace in paces]
-        self.trust = [pace.trust for pace in paces]
         self.confidence = [pace.confidence for pace in paces]
 
     def note(self, pace: Pace) -> None:
@@ -42,7 +41,6 @@ class _Group:
         place = self.paces.index(pace)
         self.waits[place] = pace.wait
         self.rates[place] = pace.rate
-        self.trust[place] = pace.trust
         self.confidence[place] = pace.confidence
 
 
@@ -189,7 +187,7 @@ class Reuse:
         held = max((blocks for blocks, mask in steps if mask & bit), default=0)
         group = self._groups.get(call.model)
         _, cold = _shared(steps, group.mask if group is not None else 0)
-        share = held / len(chain) * pace.trust if chain else 0.0
+        share = held / len(chain) if chain else 0.0
         tokens = call.prompt_tokens * (1.0 - share)
         self._flying[call.id] = _Sent(call, replica, pace, now, tokens, pace.pending, pace.running, held, cold)
         pace.sent(tokens)
@@ -229,7 +227,7 @@ class Reuse:
             share = attempt.cached_tokens / attempt.prompt_tokens
             tokens = call.prompt_tokens * (1.0 - share)
             blocks = len(call.blocks) // 8
-            pace.told(sent.held / blocks if blocks else 0.0, share)
+            pace.told(sent.held > 0, attempt.cached_tokens > 0)
             if blocks and sent.cold:
                 self._luck = self._luck * _LUCK_MEMORY + (share > sent.held / blocks) * (1 - _LUCK_MEMORY)
             if pace.missed >= _MISSES and self._paces.get(sent.replica) is pace:
@@ -252,17 +250,16 @@ def _shared(steps: Sequence[Step], everyone: int) -> tuple[int, bool]:
 
 def _cached(steps: Sequence[Step], group: _Group, a_block: float) -> list[float]:
     """Tokens that each replica of the group should have, in its order."""
-    trust, places = group.trust, group.places
-    cached = [0.0] * len(trust)
+    count = len(group.paces)
+    cached = [0.0] * count
     for blocks, mask in steps:
         tokens = blocks * a_block
         left = mask & group.mask
         if left == group.mask:
-            cached = [tokens * each for each in trust]
+            cached = [tokens] * count
             continue
         while left:
             bit = left & -left
-            place = places[bit]
-            cached[place] = tokens * trust[place]
+            cached[group.places[bit]] = tokens
             left ^= bit
     return cached

@@ -33,9 +33,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """"off" is the less loaded of two random replicas. "prefix_aware" weighs a cached prefix against the wait for it.
     The others are there to compare with: "simhash" sends prompts much alike to the same replica for a while,
     "session_hash" calls with the same session tag, "prefix_hash" prompts with the same beginning."""
-    max_load: float = 1.25
+    max_load: float = 1.4
     """No call goes to a replica that would then have more than this many times its share of the calls in flight …"""
-    free_load: int = 4
+    free_load: int = 11
     """… and more than so many."""
     fallback: Literal["random", "least_inflight"] = "random"
     """Where "simhash" sends a prompt that is like no other, or whose replica cannot take it."""
@@ -68,11 +68,14 @@ Choice = tuple[int, str]
 
 
 def _prefix_aware(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
-    """The replica where the call's prefill would be done first: what it waits for, and what it must compute itself."""
+    """The replica where the call costs everybody the fewest seconds: it waits, it computes what is not cached; and what
+    it computes although another replica has it takes the place of something else, and holds up each call there.
+    """
     states, cached, tokens, cold = view.replicas, outlook.cached, outlook.tokens, outlook.home
     loads, bound = _bounded(plan, states, config)
+    most = max(cached)
     costs = [
-        wait + pace * (tokens - held) if load + 1 <= bound else inf
+        wait + pace * (tokens - held + (most - held) * (1 + load)) if load + 1 <= bound else inf
         for wait, pace, held, load in zip(outlook.waits, outlook.paces, cached, loads, strict=True)
     ]
     if cold >= 0:
@@ -87,7 +90,7 @@ def _prefix_aware(plan: Plan, view: View, outlook: Outlook, config: Config) -> C
         why = "is the best of its cache and its wait"
     else:
         why = "waits least"
-    others = [outlook.waits.index(min(outlook.waits)), cached.index(max(cached))]
+    others = [outlook.waits.index(min(outlook.waits)), cached.index(most)]
     if len(costs) <= _FEW:
         others = sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]
     shown = [_candidate(states[at], outlook, at, costs[at]) for at in dict.fromkeys([best, *others])]
