@@ -18,6 +18,7 @@ SUPPORT = frozenset(
         "gateway_process.py",
         "ledgers.py",
         "pages.py",
+        "plant.py",
         "playbook.py",
         "redis_server.py",
         "rooms.py",

@@ -57,7 +57,7 @@ def test_places_left_behind_do_not_pile_up() -> None:
     line: Line[int] = Line(10)
     line.join(-1, priority=-1)  # it stays at the head, so that nothing behind it is ever popped
     for ticket in range(10_000):
-        line.join(ticket)
+        line.join(ticket, priority=ticket % 2 - 1)
         line.leave(ticket)
     assert len(line) == 1
     assert sum(len(heap) for round_ in line._classes.values() for heap in round_._flows.values()) < 200

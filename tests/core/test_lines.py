@@ -80,3 +80,17 @@ def test_a_new_bound_sends_nobody_away() -> None:
     assert not lines.join("large", "e"), "a line that begins later has the new bound, too"
     lines.resize(3)
     assert lines.join("small", "c")
+
+
+def test_how_many_wait_and_how_long_a_newcomer_would() -> None:
+    lines: Lines[str] = Lines(20)
+    assert lines.waiting("small") == (0, None)
+    for number in range(10):
+        lines.join("small", str(number), tenant="a", group="g", deadline=9.0, cost=100.0)
+    assert lines.waiting("small") == (10, None)
+    for number in range(5):
+        (head,) = lines.heads()
+        assert lines.leave("small", head, served=True, now=number * 2.0)
+    assert lines.waiting("small") == (5, 12.0)
+    assert lines.heads(closed={"g"}) == []
+    assert lines.ahead("small", "5", closed={"g"}) == 4

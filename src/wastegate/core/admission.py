@@ -117,6 +117,8 @@ _AT_KNEE = 0.95
 """Share of the knee's tokens a second above which a wider batch is no use."""
 _WINDOW = 4 * ENOUGH
 """Samples that a decision looks at."""
+_PATIENCE = 4
+"""Dwells that slow steps are waited for."""
 _MOST_STRIKES = 6
 _NEAR_BEST = 1.05
 """A token may cost so much more than at the cheapest width, if that makes the batch narrower."""
@@ -124,10 +126,11 @@ _NEAR_BEST = 1.05
 
 def decide(signals: Signals, state: CapState, config: CapConfig) -> CapState:
     """The cap from now on. Called every fraction of a second; between two calls the cap stays as it is."""
+    within = [sample for sample in signals.samples if sample[0] <= state.cap]  # others ran under the cap before
     state = replace(
         state,
         points=learn(state.points, signals.samples),
-        recent=(*state.recent, *signals.samples)[-_WINDOW:],
+        recent=(*state.recent, *within)[-_WINDOW:],
         preempted=state.preempted + signals.preemptions,
     )
     if config.policy == "fixed":
@@ -163,7 +166,7 @@ def _gradient(signals: Signals, state: CapState, config: CapConfig) -> CapState:
     why = f"the engine's time for a token is least, {1000 / target.rate:.2f} ms, about {target.batch:.0f} at once"
     if target.batch * config.shrink <= state.cap:
         cap = config.bounded(max(math.floor(state.cap / config.shrink), math.ceil(target.batch)))
-        return _changed(signals, state, cap, why) if cap < state.cap else state
+        return _lower(signals, state, config, cap, state.cap, why)
     rises = target is known[-1]  # wider ones may be cheaper still
     return (
         _grow(signals, state, config, why)
@@ -210,8 +213,8 @@ def _pain(signals: Signals, state: CapState, config: CapConfig) -> str:
 
 
 def _pressed(signals: Signals, state: CapState) -> bool:
-    """It is the cap that keeps calls waiting."""
-    return signals.waiting > 0 and signals.running >= state.cap
+    """It is the cap that keeps calls waiting. Where more run than it allows, those above the last one still drain."""
+    return signals.waiting > 0 and signals.running == state.cap
 
 
 def _rate(state: CapState) -> float | None:
@@ -227,9 +230,12 @@ def _changed(signals: Signals, state: CapState, cap: int, why: str) -> CapState:
 def _grow(signals: Signals, state: CapState, config: CapConfig, why: str) -> CapState:
     if signals.kv_use is not None and signals.kv_use > config.kv_room:
         return state
+    if 0 < len(state.recent) < ENOUGH and signals.now - state.changed < _PATIENCE * config.dwell:
+        return state  # too few steps yet to say what the last change has done
     cap = config.bounded(math.ceil(state.cap * config.grow))
-    if signals.now < state.ceiling_until:
-        cap = min(cap, state.ceiling - 1)
+    if state.cap < state.ceiling:  # by halves towards what hurt, and to that itself only after a while
+        near = (state.cap + state.ceiling) // 2
+        cap = min(cap, near if signals.now < state.ceiling_until else state.ceiling)
     return _changed(signals, state, cap, why) if cap > state.cap else state
 
 
@@ -237,14 +243,17 @@ def _shrink(signals: Signals, state: CapState, config: CapConfig, why: str) -> C
     if signals.running > state.cap:
         return state  # those above the last cap still drain: what it does is not seen yet
     width = min(state.cap, max([signals.running, *(batch for batch, _ in state.recent)]))
-    cap = config.bounded(math.floor(width / config.shrink))
+    return _lower(signals, state, config, config.bounded(math.floor(width / config.shrink)), width, why)
+
+
+def _lower(signals: Signals, state: CapState, config: CapConfig, cap: int, width: int, why: str) -> CapState:
+    """``width``: what was too much. It is left alone for a while, and each time for longer."""
     if cap >= state.cap:
         return state
     strikes = min(state.strikes + 1, _MOST_STRIKES) if signals.now < state.ceiling_until + config.memory else 0
     until = signals.now + config.memory * 2**strikes
-    return replace(
-        _changed(signals, state, cap, why), ceiling=max(width, cap + 1), ceiling_until=until, strikes=strikes
-    )
+    ceiling = max(width, cap + 1)
+    return replace(_changed(signals, state, cap, why), ceiling=ceiling, ceiling_until=until, strikes=strikes)
 
 
 # ---- the cap and the line
