@@ -149,8 +149,10 @@ class SharedFlight(Flight):
         self._hub.twins.leave(self._call.twin, self)
         if self._left and closed.entry.outcome == "finished":
             reason = "the client left; others stayed for the answer"
-            closed = replace(closed, entry=replace(closed.entry, outcome="hung_up", reason=reason))
-        super()._close(closed)
+            super()._close(replace(closed, entry=replace(closed.entry, outcome="hung_up", reason=reason)))
+            self._closed = closed  # what those who stayed are told
+        else:
+            super()._close(closed)
 
     # ---- as either
 
