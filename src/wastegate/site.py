@@ -20,7 +20,7 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, config, control, probe, recorder, shared, signals, tls
+from wastegate.gateway import children, config, control, probe, recorder, records, shared, signals, tls
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Access, Origin, UrlError
@@ -75,6 +75,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     probe: probe.Config = probe.Config()
     signals: signals.Config = signals.Config()
     ledger: recorder.Config = recorder.Config()
+    records: records.Config = records.Config()
     levers: Levers = Levers()
     routes: tuple[Route, ...] = ()
     replicas: tuple[_Replica, ...] = ()
@@ -291,6 +292,7 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
         budget=file.retry_budget,
         probe=file.probe,
         signals=file.signals,
+        records=_records(file.records, name, secrets),
         ledger=file.ledger,
         levers=file.levers,
         routes=file.routes,
@@ -328,6 +330,12 @@ def _control(admin: control.Config, name: str, secrets: _Secrets) -> control.Con
     if not config.is_local(host) and not token:
         raise ConfigError(f"{name}: [admin] listens on {host}, which others can reach: set token_env or token for it")
     return replace(admin, token=token)
+
+
+def _records(given: records.Config, name: str, secrets: _Secrets) -> records.Config:
+    if given.token and given.token_env:
+        raise ConfigError(f"{name}: [records] has both token and token_env: keep one, better token_env")
+    return replace(given, token=given.token or secrets.one(given.token_env, ("records", "token_env")))
 
 
 class _Secrets:

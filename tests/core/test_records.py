@@ -30,7 +30,7 @@ def test_the_attempt_stands_in_the_engines_id(id: str, attempt: tuple[str, int] 
 
 
 def page(ring: Ring, after: int, limit: int = 100) -> Page:
-    return ring.page(after, limit, now=5.0, kv_capacity=64, lacks="nothing")
+    return ring.page("boot", after, limit, now=5.0, kv_capacity=64, lacks="nothing")
 
 
 @given(st.integers(1, 9), st.integers(0, 30), st.integers(0, 35), st.integers(0, 12))
@@ -55,6 +55,14 @@ def test_following_pages_gives_every_record_once() -> None:
         after = got[-1].sequence
     assert seen == [(f"call-{number}", 1) for number in range(25)]
     assert page(ring, after).measured == "times"
+
+
+def test_a_reader_that_knew_another_life_gets_all_that_is_kept() -> None:
+    ring = Ring(100, "boot", 1.0)
+    for _ in range(5):
+        ring.add(record())
+    assert len(ring.page("another", 3, 10, now=5.0).records) == 5
+    assert len(ring.page("boot", 3, 10, now=5.0).records) == 2
 
 
 def test_a_ring_must_be_able_to_keep_something() -> None:
@@ -89,22 +97,22 @@ def told(made: int, size: int = 100, boot: str = "boot", ended: float = 3.0) -> 
 
 
 def test_times_are_moved_to_the_gateways_clock() -> None:
-    heard = hear("a", told(1).page(0, 10, now=105.0), None, now=5.0)
+    heard = hear("a", told(1).page("boot", 0, 10, now=105.0), None, now=5.0)
     (one,) = heard.records
     assert (one.arrived, one.ended, one.runs[0].start, one.runs[0].end) == (-99.0, -97.0, -99.0, -97.0)
     assert (heard.replica, heard.cursor, heard.gap) == ("a", Cursor("boot", 1, 5.0), None)
 
 
 def test_what_an_engine_forgot_before_it_was_first_asked_is_not_missed() -> None:
-    heard = hear("a", told(9, size=2).page(0, 10, now=5.0), None, now=5.0)
+    heard = hear("a", told(9, size=2).page("boot", 0, 10, now=5.0), None, now=5.0)
     assert (heard.cursor.sequence, heard.gap) == (9, None)
 
 
 def test_records_that_gave_way_before_they_were_read_are_a_gap() -> None:
     before = Cursor("boot", 3, heard=1.0)
-    heard = hear("a", told(9, size=2, ended=4.0).page(3, 10, now=5.0), before, now=5.0)
+    heard = hear("a", told(9, size=2, ended=4.0).page("boot", 3, 10, now=5.0), before, now=5.0)
     assert heard.gap == RecordGap("a", 1.0, 4.0, lost=4)
-    assert hear("a", told(9).page(3, 10, now=5.0), before, now=5.0).gap is None
+    assert hear("a", told(9).page("boot", 3, 10, now=5.0), before, now=5.0).gap is None
 
 
 def test_a_page_in_which_all_has_given_way() -> None:
@@ -113,13 +121,13 @@ def test_a_page_in_which_all_has_given_way() -> None:
 
 
 def test_an_engine_that_was_started_anew_may_have_taken_records_with_it() -> None:
-    heard = hear("a", told(2, boot="other").page(0, 10, now=15.0), Cursor("boot", 3, 1.5), now=5.0)
+    heard = hear("a", told(2, boot="other").page("boot", 0, 10, now=15.0), Cursor("boot", 3, 1.5), now=5.0)
     assert heard.gap == RecordGap("a", 1.5, 1.5, lost=None), "it started before the old one was last heard of"
-    heard = hear("a", told(2, boot="other").page(0, 10, now=5.0), Cursor("boot", 3, 1.5), now=5.0)
+    heard = hear("a", told(2, boot="other").page("boot", 0, 10, now=5.0), Cursor("boot", 3, 1.5), now=5.0)
     assert heard.gap == RecordGap("a", 1.5, 2.0, lost=None)
     assert (len(heard.records), heard.cursor) == (2, Cursor("other", 2, 5.0))
 
 
 def test_the_cursor_never_turns_back_and_stops_at_a_full_page() -> None:
-    assert hear("a", told(9).page(0, 4, now=5.0), None, now=5.0).cursor.sequence == 4
-    assert hear("a", told(2).page(5, 4, now=5.0), Cursor("boot", 5, 1.0), now=5.0).cursor.sequence == 5
+    assert hear("a", told(9).page("boot", 0, 4, now=5.0), None, now=5.0).cursor.sequence == 4
+    assert hear("a", told(2).page("boot", 5, 4, now=5.0), Cursor("boot", 5, 1.0), now=5.0).cursor.sequence == 5

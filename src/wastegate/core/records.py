@@ -107,8 +107,12 @@ class Ring:
         self.last += 1
         self._records.append(replace(record, sequence=self.last))
 
-    def page(self, after: int, limit: int, now: float, kv_capacity: int | None = None, lacks: str = "") -> Page:
-        """At most ``limit`` records whose numbers are above ``after``, oldest first."""
+    def page(
+        self, boot: str, after: int, limit: int, now: float, kv_capacity: int | None = None, lacks: str = ""
+    ) -> Page:
+        """At most ``limit`` records whose numbers are above ``after``, oldest first; all that are kept, where ``boot``
+        is that of another life."""
+        after = after if boot == self._boot else 0
         first = self.last - len(self._records) + 1
         skipped = max(after + 1 - first, 0)
         records = tuple(islice(self._records, skipped, skipped + max(limit, 0)))

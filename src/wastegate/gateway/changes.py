@@ -82,6 +82,7 @@ def _sections(config: Config) -> dict[str, Any]:
         "probe": plain(config.probe),
         "signals": plain(config.signals),
         "ledger": plain(config.ledger),
+        "records": {**plain(config.records), "token": _Secret((config.records.token,))},
         "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
         "levers": plain(config.levers),
         "routes": [plain(route) for route in config.routes],

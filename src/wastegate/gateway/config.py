@@ -10,7 +10,7 @@ from msgspec import Struct
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, control, probe, recorder, shared, signals
+from wastegate.gateway import children, control, probe, recorder, records, shared, signals
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.tls import Files
@@ -37,6 +37,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     probe: probe.Config = probe.Config()
     signals: signals.Config = signals.Config()
     ledger: recorder.Config = recorder.Config()
+    records: records.Config = records.Config()
     levers: Levers = Levers()
     """For traffic that no route names; each of the routes has its own."""
     routes: tuple[Route, ...] = ()

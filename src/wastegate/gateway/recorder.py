@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from wastegate.core.ledger import Admission, Entry, ReplicaSpan
+from wastegate.core.records import Cursor, Heard
 from wastegate.store.entries import Ledger
 from wastegate.store.journal import Journal, JournalError, replay
 from wastegate.store.schema import LedgerError
@@ -53,9 +54,11 @@ class Recorder:
         self._now = now
         self._ledger_path = ledger
         self._directory = journal
+        self.cursors: dict[str, Cursor] = {}
+        """How far each replica's engine records had been read when this began."""
         self._recover()
         self._journal = Journal(journal, worker, segment_bytes=config.segment_mb << 20)
-        self._pending: deque[Entry | ReplicaSpan | Path] = deque()
+        self._pending: deque[Entry | ReplicaSpan | Heard | Path] = deque()
         """For the thread, in order. A path is a closed segment: it may go once all before it is in the ledger."""
         self._due = threading.Event()
         self._stopping = False
@@ -113,6 +116,13 @@ class Recorder:
     def save_spans(self, spans: Sequence[ReplicaSpan]) -> None:
         self._pending.extend(spans)
 
+    def save_records(self, heard: Heard) -> bool:
+        """What an engine has told. False where there is no room for it: it must be told again."""
+        if len(self._pending) >= _BACKLOG:
+            return False
+        self._pending.append(heard)
+        return True
+
     def _rotate(self) -> None:
         try:
             old = self._journal.rotate()
@@ -138,6 +148,7 @@ class Recorder:
     def _recover(self) -> None:
         """Take over what an earlier process left in the journal: its ends, and as ``lost`` what it had in flight."""
         with Ledger(self._ledger_path) as ledger:
+            self.cursors = ledger.cursors()
             taken = replay(self._directory, ledger.add, self._damaged)
         if taken:
             log.warning("%d calls of an earlier run were taken from the journal into the ledger", taken)
@@ -157,11 +168,14 @@ class Recorder:
         batch = [self._pending.popleft() for _ in range(min(len(self._pending), _BATCH))]
         entries = [item for item in batch if isinstance(item, Entry)]
         spans = [item for item in batch if isinstance(item, ReplicaSpan)]
+        heard = [item for item in batch if isinstance(item, Heard)]
         try:
             if spans:
                 ledger.save_spans(spans)
             if entries:
                 ledger.add(entries)
+            if heard:
+                ledger.save_records(heard)
             for segment in (item for item in batch if isinstance(item, Path)):
                 self._remove(segment, ledger)
         except LedgerError as error:  # a full disk, a locked file

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from wastegate.core.fleet import Replica
 from wastegate.core.world import World
-from wastegate.gateway import children, control, probe
+from wastegate.gateway import children, control, probe, records
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.desk import Desk
 from wastegate.gateway.recorder import Recorder
@@ -44,6 +44,7 @@ class Steward:
         self._prober = probe.Prober(self.roster, config.probe)
         self.watcher = Watcher(self.world, config.signals, now)
         logs = config.data / "logs"
+        self._collector = records.Collector(config.records, book.save_records, book.cursors, now)
         self._local = None if config.replicas else children.Children(config.local, self.roster, self._prober, logs)
         host, port = address(config.control.listen)
         self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
@@ -82,6 +83,7 @@ class Steward:
         if self._desk is not None:
             await self._desk.start()
         await self._prober.start()
+        await self._collector.start()
         if self._local is not None:
             self._local.start()
         self._watch({}, prepare_first(self._config))
@@ -94,16 +96,18 @@ class Steward:
         self._config = ready.config
         self.world.set_rules(ready.config.breaker, ready.config.budget)
         self._prober.config = ready.config.probe
+        self._collector.config = ready.config.records
         self.watcher.config = ready.config.signals
         self._watch(known, ready)
 
     def _watch(self, known: Mapping[str, Replica], ready: Ready) -> None:
         """Replicas that are new or changed are watched anew, those that are gone no more."""
-        self._prober.origins = self.watcher.origins = ready.origins
+        self._prober.origins = self.watcher.origins = self._collector.origins = ready.origins
         if self._local is not None:
             return  # they come and go by themselves
         replicas = ready.config.replicas
         self.roster.change(replicas)
+        self._collector.watch(replicas)
         for name in known.keys() - {replica.name for replica in replicas}:
             self._prober.forget(name)
         for replica in replicas:
@@ -125,6 +129,7 @@ class Steward:
         if self._local is not None:
             await self._local.stop(_CHILD_SECONDS)
         await self._prober.stop()
+        await self._collector.stop()
         await self.watcher.stop()
         if self._desk is not None:
             await self._desk.stop()

@@ -64,8 +64,8 @@ class Endpoint:
             )
         except ValueError:
             return _answer(400, {"error": "after and limit are whole numbers"})
-        limit = min(max(limit, 1), MOST)
-        told = await self._ask({"records": True, "after": after, "limit": limit})
+        limit, boot = min(max(limit, 1), MOST), request.query_params.get("boot", "")
+        told = await self._ask({"records": True, "boot": boot, "after": after, "limit": limit})
         if "page" in told and not told["page"]["lacks"]:
             return _answer(200, told["page"])
         # No scheduler of ours, or one that gave up: what vLLM's statistics say is better than nothing.
@@ -73,7 +73,7 @@ class Endpoint:
         if finished is None:
             return _answer(503, {"error": told.get("error") or told["page"]["lacks"]})
         lacks = finished.lacks or told.get("error") or told["page"]["lacks"]
-        return _answer(200, msgspec.to_builtins(finished.ring.page(after, limit, finished.now(), lacks=lacks)))
+        return _answer(200, msgspec.to_builtins(finished.ring.page(boot, after, limit, finished.now(), lacks=lacks)))
 
     async def _settings(self, request: Any) -> Any:
         if not self._may(request):

@@ -70,7 +70,7 @@ def answer(scheduler: Any, question: Mapping[str, Any]) -> str:
             return _encode({"status": watch.set(msgspec.convert(question["settings"], Settings))}).decode()
         if question.get("records"):
             after, limit = int(question["after"]), int(question["limit"])
-            return _encode({"page": page(watch, after, limit)}).decode()
+            return _encode({"page": page(watch, str(question["boot"]), after, limit)}).decode()
         return _encode({"status": watch.status()}).decode()
     except Exception as error:  # a fault here must not end the engine
         return json.dumps(
@@ -78,8 +78,8 @@ def answer(scheduler: Any, question: Mapping[str, Any]) -> str:
         )
 
 
-def page(watch: Watch, after: int, limit: int) -> Page:
-    return watch.ring.page(after, limit, watch.now(), watch.kv_capacity, watch.lacks)
+def page(watch: Watch, boot: str, after: int, limit: int) -> Page:
+    return watch.ring.page(boot, after, limit, watch.now(), watch.kv_capacity, watch.lacks)
 
 
 def register() -> None:
