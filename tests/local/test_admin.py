@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.running_engine import RunningEngine, running_engine
-from wastegate.core.admission import Limits
-from wastegate.local.admin import _is_this_machine, limits_of
+from tests.running_engine import RunningEngine, chat, running_engine
+from wastegate.core.admission import CapConfig, Limits
+from wastegate.local.admin import _is_this_machine, caps_of, limits_of
 from wastegate.local.requests import RequestError
 
 
@@ -25,6 +26,17 @@ def test_limits_that_are_not_given_stay() -> None:
 def test_limits_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="limits"):
         limits_of(fields, Limits())
+
+
+def test_what_is_not_given_of_caps_stays() -> None:
+    present = CapConfig("fixed", min=4)
+    assert caps_of({"policy": "gradient"}, present) == CapConfig("gradient", min=4)
+
+
+@pytest.mark.parametrize("fields", [{"policy": "fast"}, {"min": 0}, {"max": 1}, {"cop": 3}], ids=str)
+def test_caps_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="caps"):
+        caps_of(fields, CapConfig())
 
 
 @pytest.mark.parametrize(
@@ -52,7 +64,7 @@ def ask(engine: RunningEngine, path: str, token: str) -> int:
 
 
 def test_with_a_token_nobody_comes_in_without_it(engine: RunningEngine) -> None:
-    for path in ("/admin/limits", "/admin/work"):
+    for path in ("/admin/limits", "/admin/caps", "/admin/work"):
         assert [ask(engine, path, token) for token in ("", "other", "s3cret")] == [401, 401, 200]
 
 
@@ -85,3 +97,31 @@ async def test_what_steps_cost_is_told_once_there_were_enough(engine: RunningEng
         assert cost["samples"] >= 480
         assert all(cost[part] >= 0 for part in ("prefill", "decode", "kv", "fixed"))
         assert 0 < cost["fixed"] + cost["decode"] < 1
+
+
+async def test_the_cap_follows_the_load_and_says_why(engine: RunningEngine) -> None:
+    headers = {"Authorization": "Bearer s3cret"}
+
+    async def ask_for_much(client: aiohttp.ClientSession) -> None:
+        body = chat(max_tokens=100, ignore_eos=True)
+        async with client.post(engine.url + "/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+            await answer.read()
+
+    async with aiohttp.ClientSession(headers=headers) as client:
+        async with client.put(engine.url + "/admin/caps", json={"policy": "cost_aware", "dwell": 0.05}) as answer:
+            told = await answer.json()
+        assert (told["policy"], told["knee"]) == ("cost_aware", None)
+        calls = [asyncio.create_task(ask_for_much(client)) for _ in range(12)]
+        await asyncio.gather(*calls)
+        async with client.get(engine.url + "/admin/caps") as answer:
+            told = await answer.json()
+        assert told["cap"] > 2
+        assert "room" in told["why"]
+        assert told["tokens_per_second"]
+        async with client.put(engine.url + "/admin/caps", json={"policy": "fixed"}) as answer:
+            assert (await answer.json())["policy"] == "fixed"
+        async with client.put(engine.url + "/admin/limits", json={"cap": 1}) as answer:
+            assert answer.status == 200
+        async with client.get(engine.url + "/admin/caps") as answer:
+            assert (await answer.json())["why"] == "set by hand"

@@ -12,11 +12,12 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from wastegate.core.admission import Limits
+from wastegate.core.admission import CapConfig, Limits
 from wastegate.local.batch import Batch
 from wastegate.local.loop import StepLoop
 from wastegate.local.messages import (
     Cancel,
+    Capped,
     Failed,
     Frames,
     Load,
@@ -29,6 +30,7 @@ from wastegate.local.messages import (
     Resize,
     Sampling,
     Start,
+    Steer,
     Step,
     decode_report,
     frame,
@@ -312,3 +314,17 @@ def test_a_process_ignores_what_is_meant_for_its_parent(process: Process, tiny: 
     line.say(Start(1, PROMPT, SHORT))
     line.until(lambda _: line.ended(1))
     assert child.poll() is None
+
+
+def test_the_cap_follows_the_load_when_told_to(start: Start_) -> None:
+    line = start(Limits(cap=2, queue=64))
+    line.say(Steer(CapConfig(dwell=0.05)), *(Start(call, PROMPT, LONG) for call in range(1, 31)))
+    line.until(lambda _: len(line.of(Capped)) >= 3)
+    assert [report.cap for report in line.of(Capped)][:3] == [3, 5, 8]
+    assert "wait and there is room" in line.of(Capped)[0].why
+    line.until(lambda _: any(step.running == 8 for step in line.of(Step)))
+    line.say(Steer(CapConfig("fixed")), Resize(Limits(cap=1, queue=64)))
+    told = len(line.of(Capped))
+    line.say(*(Cancel(call) for call in range(1, 31)))
+    line.until(lambda _: line.idle())
+    assert len(line.of(Capped)) <= told + 1, "one may have been on its way"

@@ -80,3 +80,11 @@ def test_cores_are_numbers_and_ranges() -> None:
 def test_cores_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(SettingError, match="--cores"):
         parse_cores(text)
+
+
+def test_the_cap_policy_is_handed_on_and_a_wrong_bound_refused(tiny: Path) -> None:
+    loop = configure(options(cap_policy="gradient", cap_min=4, cap_max=300), tiny).loop
+    assert (loop.caps.policy, loop.caps.min, loop.caps.max, loop.max_sequences) == ("gradient", 4, 300, 300)
+    assert configure(options(), tiny).loop.caps.policy == "fixed"
+    with pytest.raises(SettingError, match="--cap-policy cost_aware: min is 9 and max is 8"):
+        configure(options(cap_policy="cost_aware", cap_min=9, cap_max=8), tiny)

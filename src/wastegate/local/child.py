@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from wastegate.core.admission import Limits
+import msgspec
+
+from wastegate.core.admission import CapConfig, Limits
 from wastegate.local.messages import (
     Cancel,
+    Capped,
     Failed,
     Frames,
     LoopConfig,
@@ -26,6 +29,7 @@ from wastegate.local.messages import (
     Resize,
     Sampling,
     Start,
+    Steer,
     Step,
     decode_report,
     frame,
@@ -91,6 +95,9 @@ class Child:
         self.ready: Ready | None = None
         self.restarts = 0
         self.limits = config.limits
+        self.caps = config.caps
+        self.capped = Capped(config.limits.cap, "as configured")
+        """How the cap came to be what it is."""
         self.changed = asyncio.Event()
         """Set at each change of ``state``; whoever waits clears it."""
         self._config = config
@@ -139,7 +146,13 @@ class Child:
 
     def resize(self, limits: Limits) -> None:
         self.limits = limits
+        self.capped = msgspec.structs.replace(self.capped, cap=limits.cap, why="set by hand")
         self._say(Resize(limits))
+
+    def steer(self, caps: CapConfig) -> None:
+        """Let the cap follow the load in another way, or with "fixed" no more."""
+        self.caps = caps
+        self._say(Steer(caps))
 
     async def run(self) -> None:
         """Keep a loop alive until :meth:`stop`. Raises :class:`LoopError` where the first one never came to serve:
@@ -258,10 +271,14 @@ class Child:
             if refused is not None:
                 refused.open = False
                 refused.put(report)
+        elif isinstance(report, Capped):
+            self.limits = msgspec.structs.replace(self.limits, cap=report.cap)
+            self.capped = report
         elif isinstance(report, Ready):
             self.ready = report
             self._enter("ready")
             self._say(Resize(self.limits))
+            self._say(Steer(self.caps))
         elif isinstance(report, Failed):
             self._error = report.message
         self._metrics.report(report)

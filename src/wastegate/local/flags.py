@@ -19,6 +19,7 @@ examples:
 while it runs:
   curl localhost:8001/admin/limits                              what may run and wait
   curl -X PUT localhost:8001/admin/limits -d '{"cap": 16}'      change it
+  curl -X PUT localhost:8001/admin/caps -d '{"policy": "cost_aware"}'  let the cap follow the load (GET: why it is so)
   curl localhost:8001/admin/work                                what its steps cost, measured
 """
 
@@ -62,6 +63,13 @@ def _limits(group: Any) -> None:
     add = group.add_argument
     add("--cap", type=int, default=32, metavar="N",
         help="sequences that run at once; a call with n answers counts n (default: %(default)s)")  # fmt: skip
+    add("--cap-policy", choices=("fixed", "cost_aware", "gradient", "article"), default="fixed",
+        help="how the cap follows the load, from --cap on: cost_aware grows it while calls wait and shrinks it when "
+        "running ones are hurt; gradient goes to where a token costs least (default: %(default)s)")  # fmt: skip
+    add("--cap-min", type=int, default=2, metavar="N", help="the cap goes no lower (default: %(default)s)")
+    add("--cap-max", type=int, default=64, metavar="N", help="nor higher (default: %(default)s)")
+    add("--tpot-slo", type=float, default=0.2, metavar="SECONDS",
+        help="time for a token, after the first, over which running calls are hurt (default: %(default)s)")  # fmt: skip
     add("--queue", type=int, default=256, metavar="N",
         help="sequences that may wait; beyond it a call gets 503 (default: %(default)s)")  # fmt: skip
     add("--context", type=int, default=0, metavar="TOKENS",

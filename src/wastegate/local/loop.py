@@ -14,12 +14,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from wastegate.core.admission import Admission
-from wastegate.local.batch import Batch, Ticket
+from wastegate.local.batch import Batch, Outcome, Ticket
 from wastegate.local.lifeline import die_with_parent
 from wastegate.local.messages import (
+    BLOCK,
     Cancel,
+    Capped,
     Failed,
     Frames,
     Load,
@@ -30,6 +33,7 @@ from wastegate.local.messages import (
     Request,
     Resize,
     Start,
+    Steer,
     Step,
     decode_config,
     decode_request,
@@ -37,6 +41,7 @@ from wastegate.local.messages import (
     last_line,
 )
 from wastegate.local.pipeline import Pipeline
+from wastegate.local.steering import Steering
 
 
 class Waiting(Struct):
@@ -56,6 +61,7 @@ class StepLoop:
         self._sock = sock
         self._frames = Frames()
         self._line: Admission[Ticket] = Admission(config.limits)
+        self._steering = Steering(config.caps, config.limits.cap, config.kv_blocks * BLOCK)
         self._waiting: dict[int, Waiting] = {}
         self._admitted: list[tuple[int, float]] = []
         self._told = (0, 0)
@@ -89,7 +95,10 @@ class StepLoop:
         elif isinstance(request, Cancel):
             self._cancel(request.call)
         elif isinstance(request, Resize):
+            self._steering.begin(request.limits.cap)
             self._begin(self._line.resize(request.limits))
+        elif isinstance(request, Steer):
+            self._steering.config = request.caps
 
     def _arrive(self, start: Start) -> None:
         tickets = [(start.call, index) for index in range(start.n)]
@@ -124,7 +133,10 @@ class StepLoop:
             waiting = self._waiting[call]
             start = waiting.start
             if waiting.left == start.n:
-                self._admitted.append((call, time.perf_counter() - waiting.since))
+                waited = time.perf_counter() - waiting.since
+                self._admitted.append((call, waited))
+                if self._steering.steers:
+                    self._steering.admitted(waited)
             waiting.left -= 1
             if not waiting.left:
                 del self._waiting[call]
@@ -141,6 +153,8 @@ class StepLoop:
 
     def _step(self) -> None:
         outcome = self._batch.step()
+        if self._steering.steers:
+            self._steer(outcome)
         for _ in outcome.ended:
             self._begin(self._line.finish())
         for call, _ in outcome.starved:
@@ -158,6 +172,15 @@ class StepLoop:
             )
         )  # fmt: skip
         self._admitted.clear()
+
+    def _steer(self, outcome: Outcome) -> None:
+        """Let the cap follow what the step tells."""
+        steering = self._steering
+        steering.stepped(outcome)
+        if steering.decide(time.perf_counter(), self._line.running, self._line.waiting):
+            state = steering.state
+            self._begin(self._line.resize(replace(self._line.limits, cap=state.cap)))
+            self._send(Capped(state.cap, state.why, state.points))
 
     def _refuse(self, call: int, status: int, message: str, *, fresh: bool = True) -> None:
         self._send(Refused(call, status, message, fresh))
@@ -181,7 +204,8 @@ def main(argv: Sequence[str]) -> int:
             os.sched_setaffinity(0, config.cores)  # before loading: the runtime counts its cores then
         pipeline = Pipeline(config)
         loaded = time.perf_counter()
-        pipeline.warm_up(config.limits.cap, config.batched_tokens)
+        widest = config.limits.cap if config.caps.policy == "fixed" else config.caps.max
+        pipeline.warm_up(widest, config.batched_tokens)
         sock.sendall(frame(Ready(loaded - began, time.perf_counter() - loaded, pipeline.settings())))
         batch = Batch(
             pipeline, batched_tokens=config.batched_tokens, kv_blocks=config.kv_blocks,

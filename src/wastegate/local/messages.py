@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from wastegate.core.admission import Limits
+from wastegate.core.admission import CapConfig, Limits
+from wastegate.core.widths import Point
 
 BLOCK = 32
 """Tokens in a KV block of OpenVINO's CPU plugin."""
@@ -35,6 +36,8 @@ class LoopConfig(Struct, frozen=True):
     max_sequences: int = 256
     """The pipeline's own ceiling; the cap before it is ``limits.cap``."""
     prefix_caching: bool = True
+    caps: CapConfig = CapConfig(policy="fixed")
+    """How the cap follows the load, from ``limits.cap`` on."""
 
 
 class Sampling(Struct, frozen=True, array_like=True):
@@ -71,7 +74,13 @@ class Resize(Struct, frozen=True, array_like=True, tag="resize"):
     limits: Limits
 
 
-Request = Start | Cancel | Resize
+class Steer(Struct, frozen=True, array_like=True, tag="steer"):
+    """Another way for the cap to follow the load."""
+
+    caps: CapConfig
+
+
+Request = Start | Cancel | Resize | Steer
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
@@ -128,6 +137,15 @@ class Load(Struct, frozen=True, array_like=True, tag="load"):
     waiting: int
 
 
+class Capped(Struct, frozen=True, array_like=True, tag="capped"):
+    """The cap has followed the load."""
+
+    cap: int
+    why: str
+    points: tuple[Point, ...] = ()
+    """Step times by width of the batch, as far as they are known."""
+
+
 class Refused(Struct, frozen=True, array_like=True, tag="refused"):
     """A call that will not run, or not run on: HTTP status and the sentence for its client."""
 
@@ -144,7 +162,7 @@ class Failed(Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-Report = Ready | Step | Load | Refused | Failed
+Report = Ready | Step | Load | Capped | Refused | Failed
 
 _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from wastegate.core.admission import Limits
+from wastegate.core.admission import CapConfig, Limits, Policy
 from wastegate.local.gguf import read_gguf
 from wastegate.local.messages import BLOCK, LoopConfig
 from wastegate.local.models import called
@@ -34,6 +34,11 @@ class EngineOptions(Struct, frozen=True):
     port: int = 8001
     cap: int = 32
     queue: int = 256
+    cap_policy: Policy = "fixed"
+    cap_min: int = 2
+    cap_max: int = 64
+    tpot_slo: float = 0.2
+    """Seconds a token."""
     cores: tuple[int, ...] = ()
     threads: int = 0
     context: int = 0
@@ -51,7 +56,8 @@ def options_of(arguments: argparse.Namespace) -> EngineOptions:
     """The flags of ``wastegate engine`` as options. Raises :class:`SettingError`."""
     return EngineOptions(
         name=arguments.name or called(arguments.model), host=arguments.host, port=arguments.port, cap=arguments.cap,
-        queue=arguments.queue, cores=parse_cores(arguments.cores), threads=arguments.threads,
+        queue=arguments.queue, cap_policy=arguments.cap_policy, cap_min=arguments.cap_min, cap_max=arguments.cap_max,
+        tpot_slo=arguments.tpot_slo, cores=parse_cores(arguments.cores), threads=arguments.threads,
         context=arguments.context, kv_gb=arguments.kv_gb, kv_precision=arguments.kv_precision, hint=arguments.hint,
         prefix_caching=not arguments.no_prefix_caching, batched_tokens=arguments.step_tokens, drain=arguments.drain,
         admin_token=arguments.admin_token,
@@ -95,13 +101,20 @@ def configure(options: EngineOptions, model: Path) -> ServerConfig:
         model=str(model), limits=Limits(options.cap, options.queue), context=context, kv_blocks=blocks,
         cores=options.cores, threads=options.threads,
         hint="" if options.hint == "none" else options.hint.upper(), kv_precision=options.kv_precision,
-        batched_tokens=options.batched_tokens, max_sequences=max(256, options.cap),
-        prefix_caching=options.prefix_caching,
+        batched_tokens=options.batched_tokens, max_sequences=max(256, options.cap, options.cap_max),
+        prefix_caching=options.prefix_caching, caps=_caps(options),
     )  # fmt: skip
     return ServerConfig(
         loop=loop, model=options.name, host=options.host, port=options.port, drain=options.drain,
         admin_token=options.admin_token,
     )  # fmt: skip
+
+
+def _caps(options: EngineOptions) -> CapConfig:
+    try:
+        return CapConfig(options.cap_policy, options.cap_min, options.cap_max, tpot_slo=options.tpot_slo)
+    except ValueError as problem:
+        raise SettingError(f"--cap-policy {options.cap_policy}: {problem}") from problem
 
 
 def _check(options: EngineOptions) -> None:
