@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.fake_replica import FakeReplica, Fault, Json, Reply, Sse, events
 from tests.gateway.running import Answer, Running, Wire, chat, running
 from wastegate.core.call import Call
 from wastegate.core.fleet import Replica
-from wastegate.core.ledger import Entry
+from wastegate.core.ledger import Admission, Entry
 from wastegate.core.plan import Rules, Timers
 from wastegate.gateway import twins
 from wastegate.gateway.flights import twin_of
@@ -377,9 +377,14 @@ async def test_a_long_answer_is_shared_only_by_those_who_came_early(
 async def test_a_kill_leaves_a_trace_of_followers(tmp_path: Path) -> None:
     """A follower is admitted, as number 0: it holds no slot, but its client waits."""
     async with sharing(tmp_path) as (replica, gateway):
-        admitted = []
+        admitted: list[Admission] = []
         write = gateway.hub.recorder.write
-        gateway.hub.recorder.write = lambda starts, ends: (admitted.extend(starts), write(starts, ends))[1]  # type: ignore[method-assign,func-returns-value]
+
+        def seen(admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
+            admitted.extend(admissions)
+            write(admissions, entries)
+
+        gateway.hub.recorder.write = seen  # type: ignore[method-assign]
         calls = [await ask(gateway), await ask(gateway)]
         replica.release()
         for one in calls:
@@ -461,8 +466,14 @@ async def test_a_buffered_answer_beyond_all_bounds_goes_out_as_it_comes(
 async def test_a_bound_goes_into_the_request(tmp_path: Path) -> None:
     levers = Levers(streaming=streaming.Config(default_tokens=50, most_tokens=100))
     async with sharing(tmp_path, Reply(body=SSE), levers=levers) as (replica, gateway):
-        for members in ({}, {"max_tokens": 80}, {"max_tokens": 500}, {"max_completion_tokens": 500}):
-            await gateway.post(chat(stream=True, **members))
+        bounds: tuple[dict[str, Any], ...] = (
+            {},
+            {"max_tokens": 80},
+            {"max_tokens": 500},
+            {"max_completion_tokens": 500},
+        )
+        for bound in bounds:
+            await gateway.post(chat(stream=True, **bound))
         entries = await gateway.closed(4)
     sent = [call.json() for call in replica.calls]
     assert [call.get("max_tokens") for call in sent] == [50, 80, 100, None]

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wastegate.openai.chat import Request, RequestError, read_answer, read_request, with_text_so_far, with_usage
+from wastegate.openai.chat import (
+    Request,
+    RequestError,
+    essence,
+    read_answer,
+    read_request,
+    with_most_tokens,
+    with_text_so_far,
+    with_usage,
+)
 from wastegate.openai.sse import Usage
 
 JSON = st.recursive(
@@ -237,3 +246,60 @@ def test_a_limit_that_is_null_is_none() -> None:
 )
 def test_usage_and_the_end_of_an_answer(body: bytes, usage: Usage | None, reason: str) -> None:
     assert read_answer(body) == (usage, reason)
+
+
+# ---- a bound on the answer
+
+
+@pytest.mark.parametrize(
+    ("body", "bounded"),
+    [
+        (b'{"model":"m","messages":[]}', b'{"max_tokens":9,"model":"m","messages":[]}'),
+        (b' {"model":"m"}', b' {"max_tokens":9,"model":"m"}'),
+        (b'{"max_tokens":50,"model":"m"}', b'{"max_tokens":9,"model":"m"}'),
+        (b'{"max_tokens":5,"model":"m"}', b'{"max_tokens":5,"model":"m"}'),
+        (b'{"model":"m","max_completion_tokens":50}', b'{"model":"m","max_completion_tokens":9}'),
+        (b'{"max_tokens":5,"max_completion_tokens":50}', b'{"max_tokens":5,"max_completion_tokens":9}'),
+        (b'{"model":"m","max_tokens":null}', b'{"model":"m","max_tokens":9}'),
+        (b'{"prompt":"say \\"max_tokens\\""}', b'{"max_tokens":9,"prompt":"say \\"max_tokens\\""}'),
+        (b'{"prompt":""max_tokens"}', b'{"prompt":""max_tokens"}'),
+    ],
+    ids=["none", "blank first", "above", "below", "new name", "both", "null", "only spoken of", "no JSON"],
+)
+def test_an_answer_is_bounded(body: bytes, bounded: bytes) -> None:
+    assert with_most_tokens(body, 9) == bounded
+
+
+# ---- what is the same
+
+
+def test_a_body_is_the_same_however_it_is_written() -> None:
+    one = b'{"model":"m","temperature":0,"messages":[{"role":"user","content":"Hi"}],"user":"a","priority":3}'
+    other = b'{"messages": [{"content": "H\\u0069", "role": "user"}], "temperature": 0, "model": "m", "user": "b"}'
+    assert essence(one) == essence(other) is not None
+
+
+@pytest.mark.parametrize("name", ["model", "max_tokens", "stream", "cache_salt", "logprobs", "anything"])
+def test_whatever_may_change_the_answer_makes_it_another(name: str) -> None:
+    assert essence(msgspec.json.encode({"prompt": "Hi", name: 1})) != essence(b'{"prompt":"Hi"}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"tools":[{}]}', b'{"functions":[{}]}', b'{"web_search_options":{"a":1}}', b"{", b"[" * 5000],
+    ids=["tools", "functions", "search", "no JSON", "too deep"],
+)
+def test_what_is_not_to_be_shared_is_nothing(body: bytes) -> None:
+    assert essence(body) is None
+
+
+def test_tools_that_are_none_do_not_matter_here() -> None:
+    assert essence(b'{"prompt":"Hi","tools":[]}') is not None
+
+
+@pytest.mark.parametrize(
+    ("members", "repeatable"),
+    [({}, False), ({"temperature": 0}, True), ({"temperature": 1}, False), ({"temperature": 1, "seed": 0}, True)],
+)
+def test_what_may_be_given_the_same_answer(members: dict[str, Any], repeatable: bool) -> None:
+    assert read_request(msgspec.json.encode({"prompt": "Hi", **members})).repeatable == repeatable

@@ -18,7 +18,7 @@ _KINDS = tuple(
         ("time", rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\.? \d\d?(?:st|nd|rd|th)?,? \d{4}"),
         ("time", rb"\b1[5-9]\d{8}(?:\d{3}|\.\d+)?\b"),
         ("id", rb"\b[0-9a-fA-F]{16,}\b|\b(?=[A-Za-z_-]*\d)[A-Za-z]{1,12}[_-][0-9A-Za-z]{6,}\b"),
-        ("number", rb"-?\d[\d.,]*"),
+        ("number", rb"-?\d+(?:[.,]\d+)*"),
     )
 )  # fmt: skip
 """What changes from call to call in prompts that programs put together. The first that fits counts. "1[5-9]…" is the
