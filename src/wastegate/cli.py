@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _audit_parser(commands)
     _explain_parser(commands)
     _replicas_parser(commands)
+    _launch_parser(commands)
     _report_parser(commands)
     _export_parser(commands)
     return parser
@@ -460,8 +461,8 @@ def _replicas_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "replicas",
         help="the replicas of a running gateway: their batch, queue, cache and speed",
-        description="Ask a running gateway what its replicas' engines say of themselves. What an engine does not say is "
-        "shown as –. Below the table: what is missing, has another name, or does not run as it was asked to.",
+        description="Ask a running gateway what its replicas' engines say of themselves. What an engine does not say "
+        "is shown as –. Below the table: what is missing, has another name, or does not run as it was asked to.",
         epilog="exit codes: 0 shown, 1 a replica gives no signals, 2 no gateway answers or bad usage\n"
         "\nexamples:\n"
         "  wastegate replicas                                that of ./wastegate.toml, or the default one\n"
@@ -492,6 +493,33 @@ def _replicas(arguments: argparse.Namespace) -> int:
 
         Console().print(replicas.view(state))
     return 1 if any(replica.seen.signals is None for replica in state.replicas) else 0
+
+
+def _launch_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "launch",
+        help="the command that starts vLLM, SGLang, llama.cpp or the local engine, printed or run",
+        description="Print the command that starts an engine with what it takes to be measured: usage in every answer, "
+        "metrics, an address that only this machine reaches. --exec runs it, --check asks a running engine whether it "
+        "really runs so. A flag that guides still name, but no engine has, is told by its present name.",
+        epilog="exit codes: 0 shown, 1 --check found a difference, 2 bad usage or an outdated flag\n"
+        "\nexamples:\n"
+        "  wastegate launch vllm --help                            what vLLM can be started with\n"
+        "  wastegate launch vllm MODEL --context 8192 --speculation ngram\n"
+        "  wastegate launch vllm MODEL --context 8192 --check http://127.0.0.1:8000\n"
+        "  wastegate launch llamacpp model.gguf --sequences 8 --exec\n",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("engine", choices=("vllm", "sglang", "llamacpp", "local"))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its model and settings: ENGINE --help names them")
+    parser.set_defaults(run=_launch)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from wastegate.steps import launch
+
+    return launch.main(arguments.engine, arguments.arguments)
 
 
 def _where(arguments: argparse.Namespace) -> Where:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from wastegate.engines import llamacpp, local, sglang, vllm
+from wastegate.engines.launch import Command, Common
 from wastegate.engines.readback import Effective, Pages
 from wastegate.engines.signals import Rules
 
@@ -28,6 +29,20 @@ class Engine(Protocol):
     @property
     def RULES(self) -> Rules:  # noqa: N802
         """Its metrics in our terms."""
+
+    @property
+    def OUTDATED(self) -> dict[str, str]:  # noqa: N802
+        """Flags that it does not have, each with what to write today."""
+
+    @property
+    def Config(self) -> type[Common]:  # noqa: N802
+        """What it can be started with."""
+
+    def command(self, config: Any, more: tuple[str, ...] = ()) -> Command:
+        """How it is started so; ``more`` is handed on. Raises ValueError."""
+
+    def asked(self, config: Any) -> Effective:
+        """What read-back should find then."""
 
     def effective(self, pages: Pages) -> Effective:
         """How it runs, as far as its pages tell."""
