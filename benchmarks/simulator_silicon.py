@@ -1,10 +1,11 @@
-"""The simulator's roofline against measured runs of dense models on H100 and H200 with vLLM, each model left out in turn.
+"""The simulator's roofline against runs of dense models measured on H100 and H200, each model left out in turn.
 
     .venv/bin/python benchmarks/simulator_silicon.py [--quick] [--json FILE] [--data CSV] [--score CSV]
 
-For each model the roofline's efficiencies (eight, and the time that a request takes to reach the engine) are fitted to
-runs of the *other* models only; then each of the left-out model's runs is simulated (its clients, its lengths, its KV)
-and compared with what was measured. Nothing of a left-out model is used, in any precision or on any device.
+The engine is vLLM. For each model the roofline's efficiencies (eight, and the time that a request takes to reach the
+engine) are fitted to runs of the *other* models only; then each of the left-out model's runs is simulated (its clients,
+its lengths, its KV) and compared with what was measured. Nothing of a left-out model is used, in any precision or on
+any device.
 
 How runs are made is taken to be the same for all, as the public sweeps' scripts have it: clients that ask again as soon
 as they are answered, ten calls each, lengths drawn from 80 to 100 % of the nominal ones; means are reported. NVIDIA's

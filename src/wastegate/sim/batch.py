@@ -93,7 +93,8 @@ class BatchedReplica:
     def _hashes(self, work: Work) -> Row[int]:
         if not self._settings.prefix_caching or not work.blocks:
             return ()
-        return array("Q", work.blocks)[: work.prompt // self._settings.hashed_tokens]
+        hashes = array("Q", work.blocks)[: work.prompt // self._settings.hashed_tokens]
+        return array("Q", [each ^ work.scope for each in hashes]) if work.scope else hashes
 
     def drop(self, key: str, now: float) -> int:
         """End a call before its time; the tokens that it had got. KeyError if it is not in flight."""

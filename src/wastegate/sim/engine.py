@@ -160,6 +160,8 @@ class Simulation:
                 granted = self.world.claim(plan, now)
                 if granted:
                     self._leave_line(flight)
+                    if self.world.reuse is not None and plan.replica is not None:
+                        self.world.reuse.sent(flight.call, plan.replica.name, now)
                 return Claimed(granted, now)
             case Join(plan):
                 return None if self._twins.join(flight, plan.joins) else Joined(now, None)
@@ -251,7 +253,7 @@ class Simulation:
 
     def _compute(self, server: Server, flight: Flight, plan: Plan) -> Reply | None:
         """Hand the call to the machine's engine; the reply, where it is refused."""
-        work = Work(plan.call.prompt_tokens, flight.output, plan.call.blocks, plan.call.priority)
+        work = Work(plan.call.prompt_tokens, flight.output, plan.call.blocks, plan.call.scope, plan.call.priority)
         verdict = server.work.add(flight.call.id, work, self.heap.now)
         self._plan_work(server)
         if verdict == "full":
@@ -273,6 +275,8 @@ class Simulation:
             flight = server.flights[milestone.key]
             if milestone.what == "first_token":
                 flight.first_token, flight.cached = milestone.at, milestone.cached
+                if self.world.reuse is not None and flight.call.stream:
+                    self.world.reuse.began(flight.call.id)
                 continue
             del server.flights[milestone.key]
             if flight.cut:
@@ -320,6 +324,8 @@ class Simulation:
             usage="engine" if whole else "counted" if started else "none",
         )
         reply = Reply(attempt, started, finish_reason="stop" if whole else "")
+        if self.world.reuse is not None:
+            self.world.reuse.ended(flight.call.id, attempt, now)
         self.world.released(reply, now)
         self._changed()
         return reply

@@ -117,11 +117,13 @@ class Machine(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True, gc=False):
-    """A call as its engine sees it. ``blocks``: the prompt's chained hashes, 8 bytes each."""
+    """A call as its engine sees it. ``blocks``: the prompt's chained hashes, 8 bytes each; KV is shared within a
+    ``scope`` only."""
 
     prompt: int
     output: int
     blocks: bytes = b""
+    scope: int = 0
     priority: int = 0
 
 
