@@ -78,6 +78,17 @@ class Outlook(Struct, frozen=True, gc=False):
     """The replica to which a prompt much like this one was sent last (for ``simhash``)."""
 
 
+class Rations(Struct, frozen=True, gc=False):
+    """How much is asked of the fleet, for one call."""
+
+    waiting: int
+    """Calls in the line of its model."""
+    turn: float | None
+    """Seconds until the turn of one that joins the line now, by the line's pace of late; None where that is unknown."""
+    running: int
+    """Calls of its route that hold a slot now."""
+
+
 class View(Struct, frozen=True, gc=False):
     """What policy may know when it decides for one call: one instant, nothing mutable."""
 
@@ -96,6 +107,8 @@ class View(Struct, frozen=True, gc=False):
     """None where nobody routes by it."""
     twin: str = ""
     """The id of another call in flight that asks the same as this one and lets others fly along; empty if none does."""
+    rations: Rations | None = None
+    """None where no route is rationed."""
 
 
 def serves(state: ReplicaState, model: str) -> bool:

@@ -43,7 +43,7 @@ def lifecycle(call: Call, levers: Sequence[Lever], timers: Timers, rules: Rules)
             plan = lever(plan, view)
         if plan.wait is not None:
             trail = _note(trail, f"waits: {plan.wait.why}")
-            woken = _woken((yield Queue(call, plan.wait)))
+            woken = _woken((yield Queue(plan.call, plan.wait)))
             if woken.why == "turn":
                 continue
             return _left_line(call, plan, woken, tried, trail)

@@ -82,6 +82,8 @@ class Plan(Struct, frozen=True, gc=False):
     """Another call, in flight, whose answer is this one's too."""
     most_tokens: int | None = None
     """The answer is to be no longer than this, whatever the client wrote; None leaves the request as it is."""
+    reduced: str = ""
+    """What the call gets less of, for a header that replica and client are sent; empty: nothing."""
 
     def because(self, reason: str) -> Plan:
         """The same plan with one more reason."""
