@@ -10,11 +10,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.ledgers import HOURLY, PLAIN, attempt, entry, span
+from tests.ledgers import HOURLY, PLAIN, attempt, entry, record, span
+from tests.ledgers import run as steps
 from wastegate import cli
-from wastegate.core.ledger import Entry, ReplicaSpan
+from wastegate.core.ledger import EngineRecord, Entry, ReplicaSpan
+from wastegate.core.records import Cursor, Heard
 from wastegate.steps.audit import At, Bill, Report, judge, run
-from wastegate.steps.figures import Usage
+from wastegate.steps.figures import Told, Usage
 from wastegate.store.entries import Ledger
 from wastegate.store.schema import LedgerError
 
@@ -251,3 +253,54 @@ def test_a_report_that_does_not_add_up_ends_with_one(
     monkeypatch.setattr("wastegate.steps.audit.run", lambda *_: wrong)
     assert cli.main(["audit", "--ledger", str(tmp_path / "ledger.db")]) == 1
     assert "these figures are wrong" in capsys.readouterr().out
+
+
+# ---- what engines tell
+
+
+def told_audit(folder: Path, *records: EngineRecord) -> Report:
+    """A replica whose engine tells of x and y, and one whose engine does not."""
+    entries = [
+        entry("x", attempt(end=10.0, prompt_tokens=100, cached_tokens=20, output_tokens=50)),
+        entry("y", attempt(end=10.0, prompt_tokens=100, cached_tokens=0, output_tokens=50)),
+        entry("z", attempt("b", end=10.0, prompt_tokens=100, output_tokens=50), route="batch"),
+    ]
+    life = [span(work=PLAIN, joules=7.2e6), span("b", work=PLAIN)]
+    with Ledger(folder / "told.db") as ledger:
+        ledger.add(entries)
+        ledger.save_spans(life)
+        numbered = tuple(replace(one, sequence=number) for number, one in enumerate(records, 1))
+        ledger.save_records([Heard("a", Cursor("boot", len(records), 11.0), numbered)])
+    return run(At(folder / "told.db"))
+
+
+RECORDS = (
+    record("x.1", steps(0.0, 10.0, 50, decode=50, prefill=80), prompt=100, cached=32, output=50),
+    record("y.1", steps(5.0, 10.0, 25, decode=25), prompt=100, cached=0, output=51),
+)
+
+
+def test_each_replica_has_its_basis_and_the_distance_of_the_gateways_estimate(tmp_path: Path) -> None:
+    report = told_audit(tmp_path, *RECORDS)
+    a, b = report.replicas
+    assert (a.basis, a.attempts, a.recorded, b.basis, b.recorded, b.moved) == ("EXACT", 2, 2, "GATEWAY", 0, None)
+    assert report.basis == "GATEWAY"
+    assert a.moved is not None
+    assert 0.1 < a.moved < 0.5
+    assert told_audit(tmp_path / "some", RECORDS[0]).replicas[0].basis == "DEGRADED"
+    assert judge(report).ruling == "pass"
+
+
+def test_tokens_by_both_counts_stand_side_by_side(tmp_path: Path) -> None:
+    (counts,) = told_audit(tmp_path, *RECORDS).told
+    assert counts == Told("a", 2, prompt=(200, 200), cached=(20, 32), output=(100, 101))
+    assert told_audit(tmp_path / "none").told == ()
+
+
+def test_a_calls_energy_stands_beside_its_dollars(tmp_path: Path) -> None:
+    report = told_audit(tmp_path, *RECORDS)
+    assert [one.joules for one in report.replicas] == [pytest.approx(7.2e6), None]
+    energy = report.per_call.energy
+    assert energy is not None
+    assert energy.count == 2
+    assert energy.mean == pytest.approx(3.6e6)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from tests.ledgers import attempt, entry, span
-from tests.steps.test_audit import audited, usual
+from tests.steps.test_audit import RECORDS, audited, told_audit, usual
 from wastegate.steps.audit import Report, judge
 from wastegate.steps.audit_view import view
 from wastegate.steps.verdict import Verdict
@@ -98,7 +98,7 @@ def test_what_is_not_priced_or_counted_is_said(tmp_path: Path) -> None:
         "not measured",
         "by calls unpriced dollars of requests",
         "route chat 1 0 $2.00 100 % (none) 1 1 – –",
-        "a $10.00 $2.00 $8.00 $0 10.00 s 20 % 0 ms free – – – – 0 ms – 10.00 s",
+        "a $10.00 $2.00 $8.00 $0 10.00 s 20 % 0 ms GATEWAY free – – – – 0 ms – 10.00 s GATEWAY",
         "take these figures with care",
     ):
         assert words in said, said
@@ -120,3 +120,22 @@ def test_a_narrow_terminal_loses_no_figure(report: Report) -> None:
     said = seen(replace(report, ledger="l.db"), width=60)
     assert max(len(line) for line in said.splitlines()) <= 60
     assert "…" not in said
+
+
+def test_what_engines_tell_is_said_for_each(tmp_path: Path) -> None:
+    report = told_audit(tmp_path, *RECORDS)
+    said = words_of(report)
+    for words in (
+        "up busy kWh basis",
+        "a $10.00 $10.00 $0 $0 10.00 s 100 % 2 EXACT",
+        "b $10.00 $10.00 $0 $0 10.00 s 100 % – GATEWAY",
+        "its energy 1 kWh",
+        "Calls in flight together on b share",
+        "a (EXACT): its engine tells of 2 of 2 attempts; the gateway alone would have charged",
+        "tokens by gateway and engine: in 200 and 200, cached 20 and 32, out 100 and 101.",
+    ):
+        assert words in said, said
+    quiet = replace(report, told=tuple(replace(one, cached=None) for one in report.told))
+    assert "in 200 and 200, out 100 and 101" in words_of(quiet)
+    unmoved = replace(report, replicas=tuple(replace(one, moved=None) for one in report.replicas))
+    assert "the gateway alone" not in words_of(unmoved)

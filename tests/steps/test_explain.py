@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from tests.ledgers import PLAIN, attempt, entry, span
+from tests.ledgers import PLAIN, attempt, entry, record, run, span
 from wastegate import cli
 from wastegate.core.attribution import attribute
 from wastegate.core.facts import gather
 from wastegate.core.ledger import NANO, Entry, ReplicaSpan
+from wastegate.core.records import Cursor, Heard
 from wastegate.steps.audit import At
 from wastegate.steps.explain import Explanation, explain
 from wastegate.store.entries import Ledger
@@ -140,3 +142,41 @@ def test_a_damaged_ledger_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     for command in (["explain", "250"], ["audit"]):
         assert cli.main([*command, "--ledger", str(where.ledger)]) == 2
         assert "malformed" in capsys.readouterr().err
+
+
+def test_what_its_engine_told_is_beside_what_the_gateway_saw(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {"begin": 0.0, "end": 10.0, "first_token": 1.0, "prompt_tokens": 100, "output_tokens": 100}
+    where = written(
+        tmp_path, [entry("x", attempt(**seen)), entry("y", attempt(**seen))], [span(work=PLAIN, joules=300.0)]
+    )
+    runs = (
+        run(2.0, 4.0, 1, prefill=90, kv=50.0),
+        run(4.0, 10.0, 50, decode=50, draft=20, kv=600.0),
+    )
+    told = (
+        record("x.1", *runs, arrived=0.5, prompt=100, cached=10, preemptions=1, finish="length"),
+        record("x.1", run(4.0, 10.0, 60, decode=60), prompt=100, cached=90, finish="stop"),
+    )
+    with Ledger(where.ledger) as ledger:
+        numbered = tuple(replace(one, sequence=number) for number, one in enumerate(told, 1))
+        ledger.save_records([Heard("a", Cursor("boot", 2, 11.0), numbered)])
+    (cost,) = explain(where, "x").attempts
+    engine = cost.engine
+    assert engine is not None
+    assert (engine.queued, engine.prompt, engine.cached, engine.prefill) == (1.5, 100, 90, 90)
+    assert (engine.output, engine.draft, engine.steps, engine.kv) == (112, 20, 60, 650.0)
+    assert (engine.preemptions, engine.finish, engine.measured) == (1, "length, stop", "steps")
+    assert cost.basis == explain(where, "x").basis == "DEGRADED", "y ran with it, and nothing tells of that"
+    assert cost.estimate == pytest.approx(5.0)
+    assert cost.joules is not None
+    assert cost.dollars is not None
+    assert cost.joules / 300 == pytest.approx(cost.dollars / 10, rel=1e-6)
+    assert any("in each step" in guess for guess in explain(where, "x").guesses)
+    (other,) = explain(where, "y").attempts
+    assert (other.basis, other.engine, other.estimate) == ("GATEWAY", None, None)
+    with Ledger(where.ledger) as ledger:
+        late = record("y.1", measured="times", sequence=3)
+        ledger.save_records([Heard("a", Cursor("boot", 3, 11.0), (late,))])
+    (other,) = explain(where, "y").attempts
+    assert other.engine is not None
+    assert (other.engine.queued, other.engine.measured, other.basis) == (None, "times", "DEGRADED")

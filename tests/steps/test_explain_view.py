@@ -6,11 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from tests.ledgers import attempt, entry, span
 from tests.steps.test_explain import explained
-from wastegate.steps.explain import Explanation
+from wastegate.steps.explain import Engine, Explanation
 from wastegate.steps.explain_view import view
 
 
@@ -79,3 +80,26 @@ def test_a_call_of_one_token_has_no_time_per_token(tmp_path: Path) -> None:
     said = seen(explained(tmp_path, entry("x", one)))
     (line,) = [line for line in said.splitlines() if "time per token" in line]
     assert line.split()[-1] == "–"
+
+
+def test_what_the_engine_did_stands_under_what_the_gateway_saw(tmp_path: Path) -> None:
+    told = explained(tmp_path, entry("x", attempt(prompt_tokens=100, output_tokens=20)))
+    (cost,) = told.attempts
+    engine = Engine(0.25, 100, 64, 36, 20, 8, 20, 1234.0, 1, "length", "steps")
+    known = replace(cost, engine=engine, basis="EXACT", estimate=0.5, joules=12.0)
+    said = " ".join(seen(replace(told, attempts=(known,))).split())
+    for words in (
+        "by its engine: waited there 250 ms",
+        "prompt tokens, cached, computed 100, 64, 36",
+        "output tokens, of steps 20, 20",
+        "draft tokens verified 8",
+        "preempted 1 times",
+        "KV held, token-seconds 1,234",
+        "as the gateway alone would say $0.5000",
+        "energy 12 J",
+        "basis EXACT",
+    ):
+        assert words in said, said
+    plain = replace(known, engine=replace(engine, draft=0, preemptions=0))
+    assert "draft" not in seen(replace(told, attempts=(plain,)))
+    assert "basis GATEWAY" in " ".join(seen(told).split())

@@ -98,6 +98,20 @@ class Records(Struct, frozen=True, eq=False):
             record=np.array([row for row, _ in runs], np.int64),
         )
 
+    def among(self, rows: Flags) -> Records:
+        """Those of the attempts that ``rows`` chooses, which are counted anew."""
+        mine = rows[self.attempt]
+        place, chosen = np.cumsum(rows) - 1, mine[self.record]
+        return Records(
+            attempt=place[self.attempt[mine]],
+            prompt=self.prompt[mine],
+            cached=self.cached[mine],
+            output=self.output[mine],
+            whole=self.whole[mine],
+            runs=self.runs[chosen],
+            record=(np.cumsum(mine) - 1)[self.record[chosen]],
+        )
+
 
 def _row(run: Run) -> tuple[float, ...]:
     return run.start, run.end, run.steps, run.prefill, run.decode, run.draft, run.kv

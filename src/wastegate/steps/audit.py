@@ -14,7 +14,7 @@ from wastegate.core.attribution import Charges, ReplicaBill, attribute
 from wastegate.core.facts import Facts
 from wastegate.core.ledger import NANO, Basis
 from wastegate.steps import figures
-from wastegate.steps.figures import Latency, PerCall, Split, Usage
+from wastegate.steps.figures import Latency, PerCall, Split, Told, Usage
 from wastegate.steps.verdict import Verdict
 from wastegate.store.entries import Ledger
 
@@ -75,6 +75,16 @@ class Replica(Struct, frozen=True):
     """Up, but at no known price: on nobody's bill."""
     work: str
     """Where the figures come from by which its cost is shared among calls in flight together."""
+    basis: Basis = "GATEWAY"
+    """EXACT: its engine told of each attempt what it did, step by step; DEGRADED: not of all, or only its times;
+    GATEWAY: of none, so that a call's part is what the gateway could see."""
+    attempts: int = 0
+    recorded: int = 0
+    """Of them, those that its engine told of."""
+    moved: float | None = None
+    """Part of ``requests`` that the gateway by itself would have charged to other calls; None without records."""
+    joules: float | None = None
+    """Energy in the window, idle time too; None where nobody measured."""
 
 
 class Unpriced(Struct, frozen=True):
@@ -123,6 +133,8 @@ class Report(Struct, frozen=True):
     unpriced: Unpriced
     attempts: int
     replicas: tuple[Replica, ...]
+    told: tuple[Told, ...] = ()
+    """Tokens by the engines' own count beside the gateway's."""
 
 
 def run(site: Where, start: float = -math.inf, end: float = math.inf) -> Report:
@@ -173,6 +185,7 @@ def report(name: str, facts: Facts, charges: Charges, ledger: Ledger) -> Report:
         unpriced=_unpriced(facts, charges),
         attempts=len(charges.amount),
         replicas=tuple(_replica(bill) for bill in charges.replicas if bill.up or bill.unpriced or bill.outside),
+        told=figures.told(facts),
     )
 
 
@@ -232,6 +245,11 @@ def _replica(bill: ReplicaBill) -> Replica:
         utilisation=bill.busy / bill.up if bill.up else None,
         unpriced_seconds=bill.unpriced,
         work=bill.work.source,
+        basis=bill.basis,
+        attempts=bill.attempts,
+        recorded=bill.recorded,
+        moved=bill.moved,
+        joules=bill.joules,
     )
 
 

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from wastegate.core.attribution import DEFAULT_WORK
 from wastegate.core.stats import Summary
-from wastegate.steps.audit import Report
+from wastegate.steps.audit import Replica, Report
+from wastegate.steps.prefixes_view import prefixes_view
 from wastegate.steps.verdict import Verdict
-from wastegate.steps.words import counted, dollars, instant, seconds, share
+from wastegate.steps.words import NOTHING, counted, dollars, instant, joules, seconds, share
 
 WASTE = {
     "superseded": "tried again elsewhere",
@@ -47,6 +48,8 @@ def view(report: Report, verdict: Verdict) -> Group:
         parts.append(_replicas(report))
     if report.calls:
         parts += [_per_call(report), _latency(report), _splits(report), _outcomes(report)]
+    if report.prefixes:
+        parts.append(prefixes_view(report.prefixes))
     parts += [_notes(report), _verdict(verdict)]
     return Group(*parts)
 
@@ -89,7 +92,9 @@ def _bill(report: Report) -> Table:
 
 def _replicas(report: Report) -> Table:
     unpriced = any(replica.unpriced_seconds for replica in report.replicas)
-    columns = ("", "dollars", "requests", "idle", "overhead", "up", "busy", *(["unpriced"] if unpriced else []))
+    energy = any(replica.joules is not None for replica in report.replicas)
+    columns = ("", "dollars", "requests", "idle", "overhead", "up", "busy", *(["unpriced"] if unpriced else []),
+               *(["kWh"] if energy else []), "basis")  # fmt: skip
     table = _table("Replicas", *columns)
     for replica in report.replicas:
         parts = (replica.dollars, replica.requests, replica.idle, replica.overhead)
@@ -99,6 +104,8 @@ def _replicas(report: Report) -> Table:
             seconds(replica.up_seconds),
             share(replica.utilisation),
             *([seconds(replica.unpriced_seconds)] if unpriced else []),
+            *([NOTHING if replica.joules is None else f"{replica.joules / 3.6e6:.4g}"] if energy else []),
+            replica.basis if replica.attempts else NOTHING,
         )
     return table
 
@@ -114,6 +121,8 @@ def _per_call(report: Report) -> Group:
     costs = report.per_call
     table = _table("Cost per request", "", "mean", "P50", "P95", "P99", "calls")
     table.add_row(*_summary("by itself", costs.cost, dollars))
+    if costs.energy is not None:
+        table.add_row(*_summary("its energy", costs.energy, joules))
     lines = [
         f"1,000 requests: {dollars(report.per_thousand)} by themselves; {dollars(report.per_thousand_loaded)} with "
         "idle, overhead and waste spread over those that finished",
@@ -181,11 +190,16 @@ def _outcomes(report: Report) -> Text:
 def _notes(report: Report) -> Text:
     """What must not be taken for more than it is."""
     notes = []
-    if report.bill.requests and report.basis == "GATEWAY":
-        notes.append(
-            "Calls in flight together share a replica's cost by the work that they make, seen from the gateway only: "
-            "the total is exact, each call's part is an estimate."
+    guessed = [replica for replica in report.replicas if replica.attempts and replica.basis == "GATEWAY"]
+    if report.bill.requests and guessed:
+        where = (
+            f" on {', '.join(replica.name for replica in guessed)}" if report.basis != "GATEWAY" or report.told else ""
         )
+        notes.append(
+            f"Calls in flight together{where} share a replica's cost by the work that they make, seen from the gateway "
+            "only: the total is exact, each call's part is an estimate."
+        )
+    notes += [_told(report, replica) for replica in report.replicas if replica.recorded]
     default = [replica.name for replica in report.replicas if replica.work == DEFAULT_WORK.source]
     if default and report.bill.requests:
         notes.append(f"Work on {', '.join(default)} is weighed by {DEFAULT_WORK.source}.")
@@ -201,6 +215,22 @@ def _notes(report: Report) -> Text:
     if report.guessed_tokens:
         notes.append(f"{share(report.guessed_tokens)} of the tokens are estimates, not counts.")
     return Text("\n".join(notes), style="dim")
+
+
+def _told(report: Report, replica: Replica) -> str:
+    """How far the engine's own account goes, and how far from it the gateway would have been."""
+    said = (
+        f"{replica.name} ({replica.basis}): its engine tells of {replica.recorded:,} of {replica.attempts:,} attempts"
+    )
+    if replica.moved is not None:
+        said += f"; the gateway alone would have charged {share(replica.moved)} of their cost to other calls"
+    for counts in report.told:
+        if counts.replica == replica.name:
+            pairs = [("in", counts.prompt), ("cached", counts.cached), ("out", counts.output)]
+            said += "; tokens by gateway and engine: " + ", ".join(
+                f"{name} {pair[0]:,} and {pair[1]:,}" for name, pair in pairs if pair is not None
+            )
+    return said + "."
 
 
 def _verdict(verdict: Verdict) -> Text:

@@ -7,9 +7,12 @@ from msgspec import Struct
 
 from wastegate.core.attribution import DEFAULT_WORK, WASTE, Charges, attribute
 from wastegate.core.facts import Facts
-from wastegate.core.ledger import NANO, Attempt, Basis, Entry
+from wastegate.core.ledger import NANO, Attempt, Basis, EngineRecord, Entry, Measured
 from wastegate.steps.audit import Where
 from wastegate.store.entries import Ledger
+
+_SURENESS: tuple[Basis, ...] = ("GATEWAY", "DEGRADED", "EXACT")
+"""The least first."""
 
 
 class AttemptCost(Struct, frozen=True):
@@ -29,6 +32,32 @@ class AttemptCost(Struct, frozen=True):
     """Mean number of attempts in flight on its replica while it was, itself counted; None where it took no time."""
     work: str
     """Where the figures come from that weigh its work against that of the others."""
+    basis: Basis = "GATEWAY"
+    """EXACT where its engine told of it and of all that ran with it; GATEWAY where it did not tell of this one."""
+    estimate: float | None = None
+    """What the gateway alone would have charged; None where no engine tells more."""
+    joules: float | None = None
+    engine: Engine | None = None
+
+
+class Engine(Struct, frozen=True):
+    """What the engine did for an attempt, by its own account; sums over the choices of its answer."""
+
+    queued: float | None
+    """Seconds from its arrival there to its first step; None if it had none."""
+    prompt: int
+    cached: int
+    prefill: int
+    """Prompt tokens computed, those computed anew after a preemption too."""
+    output: int
+    draft: int
+    steps: int
+    """Longest of the choices."""
+    kv: float
+    """Token-seconds of KV held."""
+    preemptions: int
+    finish: str
+    measured: Measured
 
 
 class Explanation(Struct, frozen=True):
@@ -52,25 +81,34 @@ def explain(site: Where, prefix: str) -> Explanation:
         ends = [entry.ended, *(attempt.ended for attempt in entry.attempts)]
         # All that was in flight meanwhile shares the cost; a moment more, since the end is not in the window.
         facts = ledger.facts(entry.arrived, max(ends) + 1e-6)
+        told = ledger.records(entry.id)
     charges = attribute(facts)
     (row,) = np.flatnonzero(facts.calls.key == key)
     rows = np.flatnonzero(facts.attempts.call == row)
     rows = rows[np.argsort(facts.attempts.number[rows])]
     costs = tuple(
-        _cost(facts, charges, attempt, int(place)) for attempt, place in zip(entry.attempts, rows, strict=True)
+        _cost(facts, charges, attempt, int(place), [record for number, record in told if number == attempt.number])
+        for attempt, place in zip(entry.attempts, rows, strict=True)
     )
     return Explanation(
         entry=entry,
         dollars=_sum([cost.dollars for cost in costs]),
         naive=_sum([cost.naive for cost in costs]),
-        basis=charges.basis,
+        basis=_least([cost.basis for cost in costs]),
         attempts=costs,
         guesses=tuple(_guesses(costs)),
     )
 
 
-def _cost(facts: Facts, charges: Charges, attempt: Attempt, row: int) -> AttemptCost:
+def _least(found: list[Basis]) -> Basis:
+    return next((basis for basis in _SURENESS if basis in found), "GATEWAY")
+
+
+def _cost(facts: Facts, charges: Charges, attempt: Attempt, row: int, told: list[EngineRecord]) -> AttemptCost:
     known = bool(charges.priced[row])
+    recorded = bool(charges.recorded[row])
+    bill = next(bill for bill in charges.replicas if bill.replica == attempt.replica)
+    joules = float(charges.joules[row])
 
     def dollars(amounts: np.ndarray) -> float | None:
         return int(amounts[row]) / NANO if known else None
@@ -85,7 +123,29 @@ def _cost(facts: Facts, charges: Charges, attempt: Attempt, row: int) -> Attempt
         memory_known=bool(charges.memory_known[row]),
         waste=WASTE[charges.waste[row]],
         company=_company(facts, attempt),
-        work=next(bill.work.source for bill in charges.replicas if bill.replica == attempt.replica),
+        work=bill.work.source,
+        basis=bill.basis if recorded else "GATEWAY",
+        estimate=dollars(charges.estimate) if recorded else None,
+        joules=None if np.isnan(joules) else joules,
+        engine=_engine(told) if recorded else None,
+    )
+
+
+def _engine(told: list[EngineRecord]) -> Engine:
+    runs = [run for record in told for run in record.runs]
+    arrived = min(record.arrived for record in told)
+    return Engine(
+        queued=max(min(run.start for run in runs) - arrived, 0.0) if runs else None,
+        prompt=max(record.prompt for record in told),
+        cached=max(record.cached for record in told),
+        prefill=sum(run.prefill for run in runs),
+        output=sum(record.output for record in told),
+        draft=sum(run.draft for run in runs),
+        steps=max(sum(run.steps for run in record.runs) for record in told),
+        kv=sum(run.kv for run in runs),
+        preemptions=sum(record.preemptions for record in told),
+        finish=", ".join(dict.fromkeys(record.finish for record in told)),
+        measured="steps" if all(record.measured == "steps" for record in told) else "times",
     )
 
 
@@ -117,6 +177,8 @@ def _guesses(costs: tuple[AttemptCost, ...]) -> list[str]:
             said.append(f"{name}: {cost.attempt.replica} was up at no known price, so it has no cost here")
         elif (cost.company or 0.0) > 1.0 and cost.work == DEFAULT_WORK.source:
             said.append(f"{name}: shared with others by {DEFAULT_WORK.source}")
+        elif cost.engine is not None and (cost.company or 0.0) > 1.0:
+            said.append(f"{name}: shared with others by what its engine did in each step, weighed as {cost.work}")
         elif (cost.company or 0.0) > 1.0:
             said.append(f"{name}: shared with others by work as the gateway sees it, weighed as {cost.work}")
         if cost.attempt.outcome == "lost":

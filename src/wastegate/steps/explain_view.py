@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from wastegate.core.ledger import Attempt
-from wastegate.steps.explain import AttemptCost, Explanation
-from wastegate.steps.words import NOTHING, dollars, instant, seconds
+from wastegate.steps.explain import AttemptCost, Engine, Explanation
+from wastegate.steps.words import NOTHING, dollars, instant, joules, seconds
 
 
 def view(explanation: Explanation) -> Group:
@@ -72,13 +72,33 @@ def _attempt(explanation: Explanation, cost: AttemptCost) -> Group:
     table.add_row("output tokens", _tokens(attempt.output_tokens))
     table.add_row("counted by", attempt.usage)
     table.add_row("in flight with it, itself counted", NOTHING if cost.company is None else f"{cost.company:.1f}")
+    if cost.engine is not None:
+        _engine(table, cost.engine)
     table.add_section()
     table.add_row("prefill", dollars(cost.prefill))
     table.add_row("decode", dollars(cost.decode))
     table.add_row("KV held", dollars(cost.kv))
     table.add_row("cost", dollars(cost.dollars), style="bold")
+    if cost.estimate is not None:
+        table.add_row("as the gateway alone would say", dollars(cost.estimate))
     table.add_row("rate × duration × memory share", dollars(cost.naive))
+    if cost.joules is not None:
+        table.add_row("energy", joules(cost.joules))
+    table.add_row("basis", cost.basis)
     return Group(Text(title, style="bold"), table)
+
+
+def _engine(table: Table, engine: Engine) -> None:
+    """What the engine says, under what the gateway saw."""
+    table.add_section()
+    table.add_row("by its engine: waited there", seconds(engine.queued))
+    table.add_row("prompt tokens, cached, computed", f"{engine.prompt:,}, {engine.cached:,}, {engine.prefill:,}")
+    table.add_row("output tokens, of steps", f"{engine.output:,}, {engine.steps:,}")
+    if engine.draft:
+        table.add_row("draft tokens verified", f"{engine.draft:,}")
+    if engine.preemptions:
+        table.add_row("preempted", f"{engine.preemptions:,} times")
+    table.add_row("KV held, token-seconds", f"{engine.kv:,.0f}")
 
 
 def _per_token(attempt: Attempt) -> float | None:

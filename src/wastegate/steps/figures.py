@@ -51,6 +51,21 @@ class PerCall(Struct, frozen=True):
     """Decode and KV dollars a million output tokens, of the same calls."""
     tokens_in: int
     tokens_out: int
+    energy: Summary | None = None
+    """Joules a call, of those whose energy is known."""
+
+
+class Told(Struct, frozen=True):
+    """Tokens of attempts that an engine told of, by the gateway's count and by the engine's own."""
+
+    replica: str
+    attempts: int
+    """Those that finished, with a count at the gateway: what is compared."""
+    prompt: tuple[int, int]
+    """(gateway, engine), as the next two."""
+    cached: tuple[int, int] | None
+    """None where the gateway knows of none."""
+    output: tuple[int, int]
 
 
 class Latency(Struct, frozen=True):
@@ -184,7 +199,46 @@ def per_call(facts: Facts, charges: Charges) -> PerCall:
         million_out=decode / NANO / tokens_out * 1e6 if tokens_out else None,
         tokens_in=tokens_in,
         tokens_out=tokens_out,
+        energy=summary(_energy(facts, charges)[whole]),
     )
+
+
+def _energy(facts: Facts, charges: Charges) -> Floats:
+    """Joules a call; NaN where one of its attempts' is not known."""
+    sums = np.bincount(facts.attempts.call, weights=charges.joules, minlength=len(facts.calls.key))
+    return sums.astype(np.float64)
+
+
+def told(facts: Facts) -> tuple[Told, ...]:
+    """What engines counted, beside what the gateway did, for each replica whose engine tells."""
+    attempts, records = facts.attempts, facts.records
+    if not len(records.attempt):
+        return ()
+    count = len(attempts.call)
+    # An answer with several choices has a record for each: its prompt is computed, and counted, once.
+    prompt = np.zeros(count, np.int64)
+    np.maximum.at(prompt, records.attempt, records.prompt)
+    cached = np.zeros(count, np.int64)
+    np.maximum.at(cached, records.attempt, records.cached)
+    output = np.bincount(records.attempt, weights=records.output, minlength=count)
+    known = (np.bincount(records.attempt, minlength=count) > 0) & (attempts.prompt != UNKNOWN)
+    known &= (attempts.output != UNKNOWN) & (attempts.outcome == OUTCOMES.index("finished"))
+    found = []
+    for number, name in enumerate(facts.replicas):
+        rows = known & (attempts.replica == number)
+        if not rows.any():
+            continue
+        said = rows & (attempts.cached != UNKNOWN)
+        found.append(
+            Told(
+                replica=name,
+                attempts=int(rows.sum()),
+                prompt=(int(attempts.prompt[rows].sum()), int(prompt[rows].sum())),
+                cached=(int(attempts.cached[said].sum()), int(cached[said].sum())) if said.any() else None,
+                output=(int(attempts.output[rows].sum()), int(output[rows].sum())),
+            )
+        )
+    return tuple(found)
 
 
 def latency(facts: Facts) -> Latency:

@@ -73,7 +73,7 @@ def _slice(facts: Facts, last: Floats, begin: float, end: float) -> Slice:
     touching = (last >= begin) & (facts.calls.arrived < end)
     rows = touching[facts.attempts.call]
     some = Attempts(**{name: column[rows] for name, column in asdict(facts.attempts).items()})
-    charges = attribute(replace(facts, start=begin, end=end, attempts=some))
+    charges = attribute(replace(facts, start=begin, end=end, attempts=some, records=facts.records.among(rows)))
     wasted = int(charges.amount[charges.waste > 0].sum())
     return Slice(
         start=begin,

@@ -32,6 +32,13 @@ def seconds(amount: float | None) -> str:
     return f"{amount / 86400:.1f} d"
 
 
+def joules(amount: float | None) -> str:
+    """Joules, from an hour of a kilowatt up as kilowatt-hours."""
+    if amount is None:
+        return NOTHING
+    return f"{amount:.3g} J" if amount < 3.6e6 else f"{amount / 3.6e6:,.4g} kWh"
+
+
 def share(part: float | None) -> str:
     """Per cent, with a decimal below ten: 0.4 % is not nothing."""
     if part is None:
