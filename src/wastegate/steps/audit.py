@@ -13,8 +13,10 @@ from msgspec import Struct
 from wastegate.core.attribution import Charges, ReplicaBill, attribute
 from wastegate.core.facts import Facts
 from wastegate.core.ledger import NANO, Basis
+from wastegate.core.prefix_stability import RoutePrefixes
 from wastegate.steps import figures
 from wastegate.steps.figures import Latency, PerCall, Split, Told, Usage
+from wastegate.steps.prefixes import prefixes
 from wastegate.steps.verdict import Verdict
 from wastegate.store.entries import Ledger
 
@@ -133,6 +135,8 @@ class Report(Struct, frozen=True):
     unpriced: Unpriced
     attempts: int
     replicas: tuple[Replica, ...]
+    prefixes: tuple[RoutePrefixes, ...] = ()
+    """What prompts of a route share, and what of it was computed anew; none where no prompt was measured."""
     told: tuple[Told, ...] = ()
     """Tokens by the engines' own count beside the gateway's."""
 
@@ -185,6 +189,7 @@ def report(name: str, facts: Facts, charges: Charges, ledger: Ledger) -> Report:
         unpriced=_unpriced(facts, charges),
         attempts=len(charges.amount),
         replicas=tuple(_replica(bill) for bill in charges.replicas if bill.up or bill.unpriced or bill.outside),
+        prefixes=prefixes(ledger, facts, charges),
         told=figures.told(facts),
     )
 

@@ -16,6 +16,7 @@ from wastegate.core.ledger import EngineRecord, Entry, ReplicaSpan
 from wastegate.core.records import Cursor, Heard
 from wastegate.store import records, rows
 from wastegate.store.columns import read_facts
+from wastegate.store.prompts import PromptRows, read_prompts
 from wastegate.store.schema import LedgerError, migrate
 
 BUSY_SECONDS = 10.0
@@ -146,6 +147,10 @@ class Ledger:
     def read(self, keys: Sequence[int]) -> list[Entry]:
         """The calls with these row keys (``Calls.key`` in facts), whole, by key within each few hundred of them."""
         return rows.read(self._db, keys)
+
+    def prompts(self, first: int, last: int) -> Iterator[PromptRows]:
+        """What is known of the prompts of calls with these row keys and those between, some thousand at a time."""
+        return read_prompts(self._db, first, last)
 
     def names(self, labels: Iterable[int]) -> dict[int, str]:
         """The texts of labels, such as those of ``Facts.tags``."""
