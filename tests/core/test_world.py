@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tests.playbook import call, reply
 from wastegate.core.fleet import Replica, ReplicaState
 from wastegate.core.plan import Plan, Timers
+from wastegate.core.prefixes import Config
+from wastegate.core.reuse import Reuse
 from wastegate.core.shares import Share
 from wastegate.core.world import Breaker, RetryBudget, World
 
@@ -253,6 +255,28 @@ def test_alone_it_keeps_to_its_shares_until_it_is_together_again() -> None:
     assert made.claim(plan("b"), 7.0)
     assert made.claim(plan("a"), 7.0)
     assert one(made, now=7.0).replica.cap == 4
+
+
+def test_routing_is_told_of_the_fleet_and_asked_for_an_outlook() -> None:
+    world = World(Breaker(), RetryBudget())
+    world.set_fleet([Replica("a", "http://a", ("m",))])
+    world.set_state("a", "ready")
+    assert world.view(call(model="m"), 0.0, 0.5).outlook is None
+    world.reuse = Reuse(Config(max_bytes=1 << 16), 300.0, 0.0)
+    world.reuse.fleet(world.states)
+    prompt = call(model="m", blocks=b"12345678", prompt_tokens=100)
+    world.reuse.sent(prompt, "a", 0.0)
+
+    def cached() -> float:
+        outlook = world.view(prompt, 1.0, 0.5).outlook
+        assert outlook is not None
+        return outlook.cached[0]
+
+    assert cached() == 100.0
+    world.set_fleet([Replica("a", "http://a", ("m",)), Replica("b", "http://b", ("m",))])
+    assert cached() == 100.0
+    world.set_state("a", "down")
+    assert cached() == 0.0
 
 
 def test_rules_can_be_read_back() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.test_shape import lever_names
 from wastegate import levers
-from wastegate.levers import streaming
+from wastegate.levers import routing, streaming
 
 
 def test_a_lever_that_is_off_is_not_called_at_all() -> None:
@@ -14,6 +14,14 @@ def test_a_lever_that_is_off_is_not_called_at_all() -> None:
 def test_one_that_is_on_is() -> None:
     (lever,) = levers.active(levers.Config(streaming=streaming.Config(most_tokens=10)))
     assert lever.func is streaming.decide  # type: ignore[attr-defined]
+
+
+def test_a_routing_policy_puts_it_before_streaming() -> None:
+    first, second = levers.active(
+        levers.Config(routing=routing.Config(policy="simhash"), streaming=streaming.Config(most_tokens=10))
+    )
+    assert first.func is routing.decide  # type: ignore[attr-defined]
+    assert second.func is streaming.decide  # type: ignore[attr-defined]
 
 
 def test_every_module_has_its_place_in_the_order() -> None:

@@ -121,6 +121,22 @@ def asked(body: bytes) -> bytes:
     return with_usage(body, read_request(body))
 
 
+def test_salts_and_tools_keep_prompts_apart() -> None:
+    def scope(body: bytes) -> int:
+        return read_request(body).scope
+
+    scopes = [
+        scope(b'{"cache_salt": "a"}'),
+        scope(b'{"cache_salt": "b"}'),
+        scope(b'{"tools": [1]}'),
+        scope(b'{"tools": [1], "cache_salt": "a"}'),
+        scope(b"{}"),
+    ]
+    assert len(set(scopes)) == 5
+    assert scopes[-1] == 0
+    assert scope(b'{"cache_salt": "a", "messages": [1]}') == scopes[0]
+
+
 def test_the_usual_body_only_gets_a_prefix() -> None:
     body = b' {"model": "m", "stream":true}'
     assert asked(body) == b' {"stream_options":{"include_usage":true},"model": "m", "stream":true}'
