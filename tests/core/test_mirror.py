@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.playbook import call
+from tests.playbook import call, state
 from wastegate.core.fleet import Replica
 from wastegate.core.mirror import Mirror
+from wastegate.core.prefixes import Config
+from wastegate.core.reuse import Reuse
 from wastegate.core.world import Breaker, RetryBudget, World
 
 
@@ -28,3 +30,18 @@ def test_a_mirror_shows_what_it_was_told() -> None:
     mirror.told(made.states, False)
     assert not mirror.view(call(model="m"), 4.0, 0.5).retry_allowed
     assert [s.in_flight for s in mirror.states] == [1, 0], "everything anew"
+
+
+def test_a_mirror_tells_its_own_routing_of_the_fleet() -> None:
+    mirror = Mirror()
+    mirror.reuse = Reuse(Config(max_bytes=1 << 16), 300.0, 0.0)
+    ready, prompt = state("a"), call(model="m", blocks=b"12345678", prompt_tokens=100)
+    mirror.told([ready], True)
+    mirror.reuse.sent(prompt, "a", 0.0)
+    outlook = mirror.view(prompt, 1.0, 0.5).outlook
+    assert outlook is not None
+    assert outlook.cached == (100.0,)
+    mirror.told([state("a", state="loading")], True)
+    outlook = mirror.view(prompt, 1.0, 0.5).outlook
+    assert outlook is not None
+    assert outlook.cached == (0.0,)

@@ -95,7 +95,7 @@ class Pace:
         pull = np.array([1e-6, 1e-3, 1e-3])  # keeps it solvable where all answers were alike
         free = [0, 1, 2]
         terms = np.zeros(3)
-        while free:
+        while True:  # ends: the last term left is a mean of what is not negative
             part = np.ix_(free, free)
             found = np.linalg.solve(
                 self._moments[part] + np.diag(pull[free]), self._targets[free] + pull[free] * first[free]

@@ -37,7 +37,9 @@ class _Group:
         self.confidence = [pace.confidence for pace in paces]
 
     def note(self, pace: Pace) -> None:
-        """One of its replicas has changed."""
+        """A replica has changed; perhaps one of its own."""
+        if pace not in self.paces:
+            return
         place = self.paces.index(pace)
         self.waits[place] = pace.wait
         self.rates[place] = pace.rate
@@ -171,8 +173,7 @@ class Reuse:
 
     def _changed(self, pace: Pace) -> None:
         for group in self._groups.values():
-            if pace in group.paces:
-                group.note(pace)
+            group.note(pace)
 
     # ---- told
 
