@@ -123,6 +123,14 @@ def test_the_end_of_a_prompt_can_be_taken_back() -> None:
     assert held(index, "a", chain(1, 2, 3)) == 1
 
 
+def test_keys_that_meet_at_a_tables_end_go_on_at_its_front() -> None:
+    index = Prefixes(SMALL, 0.0)
+    last = [0xFFFF_FFFF_0000_0001, 0xFFFF_FFFF_0000_0002, 0xFFFF_FFFF_0000_0003]
+    index.add("a", last, 0, 0.0)
+    index.add("a", last, 0, 0.0)
+    assert held(index, "a", last) == 3
+
+
 def test_many_lengths_are_told_apart_and_the_longest_is_among_them() -> None:
     index = Prefixes(SMALL, 0.0)
     for number in range(20):

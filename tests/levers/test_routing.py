@@ -22,8 +22,8 @@ def seen(*loads: int, **outlook: Any) -> View:
     """Replicas a, b, … with so many calls in flight; prefill takes a millisecond a token."""
     count = len(loads)
     states = [state(name, in_flight=load) for name, load in zip("abcdefghijkl", loads, strict=False)]
-    sure: tuple[Confidence, ...] = ("DEGRADED",) * count
-    base = Outlook(1000.0, (0.0,) * count, tuple(0.01 * load for load in loads), (0.001,) * count, sure)
+    sure: Confidence = "DEGRADED"
+    base = Outlook(1000.0, (0.0,) * count, tuple(0.01 * load for load in loads), (0.001,) * count, (sure,) * count)
     return view(*states, outlook=replace(base, **outlook))
 
 
