@@ -88,6 +88,7 @@ def test_how_many_wait_and_how_long_a_newcomer_would() -> None:
     for number in range(10):
         lines.join("small", str(number), tenant="a", group="g", deadline=9.0, cost=100.0)
     assert lines.waiting("small") == (10, None)
+    assert [lines.has("small", "3"), lines.has("small", "x"), lines.has("large", "3")] == [True, False, False]
     for number in range(5):
         (head,) = lines.heads()
         assert lines.leave("small", head, served=True, now=number * 2.0)

@@ -77,6 +77,11 @@ class Lines(Generic[Ticket]):
             return 0
         return len(line) - (ticket in line)
 
+    def has(self, model: str, ticket: Ticket) -> bool:
+        """It stands in the model's line."""
+        line = self._lines.get(model)
+        return line is not None and ticket in line
+
     def waiting(self, model: str) -> tuple[int, float | None]:
         """How many wait for a model, and the seconds until a newcomer's turn, where the line's pace is known."""
         line = self._lines.get(model)

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from wastegate.core.call import Call
 from wastegate.core.effects import Claimed, Reply
-from wastegate.core.fleet import Replica, View
+from wastegate.core.fleet import Rations, Replica, View
 from wastegate.core.ledger import Admission, Entry
+from wastegate.core.line import QUANTUM
 from wastegate.core.lines import Lines
 from wastegate.core.mirror import Mirror
 from wastegate.core.plan import Plan, Rules
@@ -22,6 +23,7 @@ from wastegate.core.simhash import simhash
 from wastegate.core.world import Result, World
 from wastegate.gateway.claims import Slots
 from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
+from wastegate.gateway.rationing import Rationing
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.tally import Report, Tally
 from wastegate.gateway.twins import Leader, Twins
@@ -72,6 +74,8 @@ class Hub:
         """Some route goes by how alike prompts are."""
         self.link: Slots | None = None
         """Where claims are asked for; without one this process alone keeps the world."""
+        self.rationing: Rationing | None = None
+        """None while no route is rationed."""
         self.flights: set[Flight] = set()
         self.origins: dict[str, Origin] = {}
         """How replicas are reached that take more than an address."""
@@ -116,15 +120,25 @@ class Hub:
 
     def look(self, flight: Flight, call: Call) -> View:
         """This instant, for this call. Whoever is not at the head of its line has others ahead."""
-        ahead = self._lines.ahead(call.model, flight) if self._lines else 0
+        rationing = self.rationing
+        closed = rationing.closed if rationing is not None else ()
+        ahead = self._lines.ahead(call.model, flight, closed) if self._lines else 0
         view = self.world.view(call, self.now(), random.random(), ahead)
+        if rationing is not None:
+            view = replace(view, rations=self._rations(flight, call, rationing))
         if call.twin:
             leader = self.twins.find(call.twin, cast(Leader, flight))
             view = replace(view, twin=leader.id if leader is not None else "")
         return view
 
+    def _rations(self, flight: Flight, call: Call, rationing: Rationing) -> Rations:
+        waiting, turn = self._lines.waiting(call.model)
+        return Rations(waiting, None if self._lines.has(call.model, flight) else turn, rationing.running(call.route))
+
     def claim(self, flight: Flight, call: Call, plan: Plan) -> Claimed | None:
         """Take the slot. None: it is asked for elsewhere, and ``flight.claimed`` will be told."""
+        if self.rationing is not None:
+            self.rationing.took(call.route)
         if self.link is not None:
             assert plan.replica is not None
             self.link.claim(plan.replica.name, plan.number, flight)
@@ -132,13 +146,14 @@ class Hub:
         now = self.now()
         assert isinstance(self.world, World), "a mirror has no slots of its own: it needs a link"
         if not self.world.claim(plan, now):
+            self.unclaimed(call)
             return Claimed(False, now)
         self.admit(flight, call, plan, now)
         return Claimed(True, now)
 
     def admit(self, flight: Flight, call: Call, plan: Plan, now: float) -> None:
         """The slot is taken: write down that the call is on its way."""
-        self.leave(flight, call)
+        self.leave(flight, call, served=True)
         if self.world.reuse is not None and plan.replica is not None:
             self.world.reuse.sent(call, plan.replica.name, now)
         admission = Admission(
@@ -160,8 +175,15 @@ class Hub:
         # At once, before it is sent: a kill must leave a trace of every call that a replica works on.
         self.recorder.write((admission,), ())
 
-    def released(self, reply: Reply, lease: int, now: float) -> None:
+    def unclaimed(self, call: Call) -> None:
+        """It asked for a slot, and got or has none any more."""
+        if self.rationing is not None:
+            self.rationing.gave(call.route)
+
+    def released(self, reply: Reply, lease: int, now: float, call: Call) -> None:
         """The slot is free again."""
+        if self.rationing is not None:
+            self.rationing.gave(call.route)
         if self.link is not None:
             self.link.back(lease, Result.of(reply))
         elif isinstance(self.world, World):
@@ -195,12 +217,27 @@ class Hub:
 
     # ---- the line
 
-    def queue(self, flight: Flight, call: Call) -> bool:
+    def queue(self, flight: Flight, call: Call, until: float) -> bool:
         """A place in the line of the call's model, or the place that it has already. False if the line is full."""
-        return self._lines.join(call.model, flight, call.priority)
+        rationing = self.rationing
+        if rationing is None:
+            return self._lines.join(call.model, flight, call.priority)
+        before = len(self._lines)
+        joined = self._lines.join(
+            call.model,
+            flight,
+            call.priority,
+            tenant=call.tenant,
+            group=rationing.group(call.route),
+            deadline=until,
+            cost=call.prompt_tokens + (call.max_tokens or QUANTUM) * call.n,
+        )
+        if rationing.closed and len(self._lines) > before:
+            self.changed()  # whoever is before it may only be waiting for its route
+        return joined
 
-    def leave(self, flight: Flight, call: Call) -> None:
-        if self._lines and self._lines.leave(call.model, flight):
+    def leave(self, flight: Flight, call: Call, served: bool = False) -> None:
+        if self._lines and self._lines.leave(call.model, flight, served, self.now()):
             self.changed()
 
     def set_line(self, bound: int) -> None:
@@ -220,7 +257,7 @@ class Hub:
     def _wake(self) -> None:
         self._wake_planned = False
         now = self.now()
-        for head in self._lines.heads():
+        for head in self._lines.heads(self.rationing.closed if self.rationing is not None else ()):
             head.wake(now)  # if it gets its place it leaves the line, which wakes the next
 
     def report(self) -> Report:

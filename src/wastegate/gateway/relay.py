@@ -29,6 +29,8 @@ from wastegate.openai.sse import Continued, text_of
 
 _KEPT_BYTES = 512 * 1024
 """Of a stream that may continue elsewhere, at most this much is kept; a longer one fails where it breaks."""
+_REDUCED = b"x-wastegate-reduced"
+"""What a call got less of than it asked for: said to its replica and to its client."""
 _END_GRACE = 1.0
 """Seconds that a replica may take to end its answer after [DONE]; the client has had enough by then."""
 
@@ -168,7 +170,7 @@ class Flight:
                     if self._gone:
                         event = Woken("hung_up", hub.now())
                         continue
-                    if hub.queue(self, self._call):
+                    if hub.queue(self, command.call, command.wait.until):
                         self._wait_until = command.wait.until
                         return
                     event = Woken("full", hub.now())
@@ -182,6 +184,8 @@ class Flight:
         self._lease = lease
         if granted and self._asked is not None:
             self._hub.admit(self, self._call, self._asked, now)
+        else:
+            self._hub.unclaimed(self._call)
         self._advance(Claimed(granted, now))
 
     def _join(self, plan: Plan) -> Joined | None:
@@ -223,7 +227,7 @@ class Flight:
         reply = Reply(attempt, self._begun, can_continue, answer.retry_after(), finish_reason)
         if (reuse := self._hub.world.reuse) is not None:
             reuse.ended(self._call.id, attempt, now)
-        self._hub.released(reply, self._lease, now)
+        self._hub.released(reply, self._lease, now, self._call)
         self._advance(reply)
 
     # ---- one attempt
@@ -236,6 +240,8 @@ class Flight:
         self._answer = Answer(self._call, command.claimed)
         if command.plan.most_tokens is not None:
             self._out.body = with_most_tokens(self._out.body, command.plan.most_tokens)
+        if command.plan.reduced and _REDUCED not in self._out.headers:
+            self._out.headers += b"%s: %s\r\n" % (_REDUCED, command.plan.reduced.encode())
         self._body = self._out.body
         if self._gone:
             self._reply("hung_up", "the client left")
@@ -338,7 +344,10 @@ class Flight:
         if (reuse := self._hub.world.reuse) is not None:
             reuse.began(self._call.id)
         self._streaming = answer.reader is not None
-        self._client.begin(answer.status, answer.headers, answer.length(waiting))
+        headers = answer.headers
+        if self._plan is not None and self._plan.reduced:
+            headers = [*headers, (_REDUCED, self._plan.reduced.encode())]
+        self._client.begin(answer.status, headers, answer.length(waiting))
 
     # ---- ends
 
