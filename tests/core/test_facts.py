@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.ledgers import attempt, entry, span
+from tests.ledgers import attempt, entry, record, run, span
 from wastegate.core.facts import OUTCOMES, UNKNOWN, USAGES, gather
 
 
@@ -44,3 +44,13 @@ def test_the_order_in_which_entries_come_does_not_matter() -> None:
 def test_nothing_gives_empty_columns() -> None:
     facts = gather([])
     assert (len(facts.attempts.call), len(facts.calls.key), len(facts.tags.call), facts.replicas) == (0, 0, 0, ())
+
+
+def test_records_of_some_attempts_are_counted_anew() -> None:
+    told = [record(f"{name}.1", *(run(float(n), n + 1.0) for n in range(runs))) for name, runs in zip("xyz", (1, 2, 3))]
+    facts = gather([entry(name, attempt()) for name in "xyz"], records=told)
+    some = facts.records.among(np.array([False, True, True]))
+    assert some.attempt.tolist() == [0, 1]
+    assert some.record.tolist() == [0, 0, 1, 1, 1]
+    assert some.runs[:, 0].tolist() == [0.0, 1.0, 0.0, 1.0, 2.0]
+    assert facts.records.among(np.zeros(3, np.bool_)).attempt.size == 0
