@@ -100,6 +100,8 @@ class World:
         self._failing = False
         """Some replica's last answer was a failure."""
         self._elsewhere: dict[str, int] = {}
+        self._own_caps: dict[str, int | None] = {}
+        """As configured; only of replicas whose cap is another now."""
         self._share: Share | None = None
         self.reuse: Reuse | None = None
         """What routing knows; None while nobody routes. Whoever claims tells it what was sent, begun and ended."""
@@ -130,15 +132,36 @@ class World:
             old = self._states.get(replica.name)
             models = replica.models or (old.replica.models if old else ())
             engine = replica.engine or (old.replica.engine if old else "")
-            described = replace(replica, models=models, engine=engine)
+            cap = replica.cap
+            if old is not None and replica.name in self._own_caps:
+                self._own_caps[replica.name] = cap
+                cap = old.replica.cap
+            described = replace(replica, models=models, engine=engine, cap=cap)
             states[replica.name] = replace(old, replica=described) if old else ReplicaState(described)
         self._states = states
         self._health = {name: self._health.get(name, _Health()) for name in states}
         self._count_failing()
         self._elsewhere = {name: load for name, load in self._elsewhere.items() if name in states}
+        self._own_caps = {name: cap for name, cap in self._own_caps.items() if name in states}
         if self.reuse is not None:
             self.reuse.fleet(states.values())
         self._list_models()
+
+    def own_cap(self, name: str) -> int | None:
+        """A replica's cap as it is configured, whatever it is now."""
+        return self._own_caps[name] if name in self._own_caps else self._states[name].replica.cap
+
+    def set_cap(self, name: str, cap: int | None) -> None:
+        """Another cap from now on; None: its own again. What runs above it runs to its end."""
+        old = self._states.get(name)
+        if old is None:
+            return
+        own = self.own_cap(name)
+        if cap is None:
+            self._own_caps.pop(name, None)
+        else:
+            self._own_caps[name] = own
+        self._states[name] = replace(old, replica=replace(old.replica, cap=own if cap is None else cap))
 
     def set_state(self, name: str, state: State) -> None:
         """A probe's or supervisor's word. It never touches load. A replica that comes up anew starts trusted."""

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from wastegate.core.admission import CapState
 from wastegate.core.world import World
 from wastegate.engines.readback import Seen
 from wastegate.gateway.roster import Roster
@@ -58,6 +59,7 @@ class Control:
         self.shared: Callable[[], Status] | None = None
         """How this gateway stands with others, if it shares its replicas."""
         self.seen: Callable[[str], Seen] = lambda name: Seen()
+        self.capped: Callable[[str], CapState | None] = lambda name: None
         """What is known of a replica's engine, by the replica's name."""
 
     async def start(self) -> int:
@@ -126,6 +128,8 @@ class Control:
                     "in_flight": s.in_flight,
                     "resting_s": max(0.0, s.resting_until - now),
                     "price_per_hour": s.replica.price / 1e9,
+                    "cap": s.replica.cap,
+                    "cap_why": capped.why if (capped := self.capped(s.replica.name)) is not None else "as configured",
                     "seen": self.seen(s.replica.name),
                 }
                 for s in self._world.seen(now)

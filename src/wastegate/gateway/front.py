@@ -9,11 +9,13 @@ from collections.abc import Callable, Collection
 
 from wastegate.core.mirror import Mirror
 from wastegate.core.reuse import Reuse
+from wastegate.core.shares import Share
 from wastegate.core.world import World
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.keys import Keys
 from wastegate.gateway.prefix import load_seed
+from wastegate.gateway.rationing import Rationing
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, prepare_first
 from wastegate.gateway.request import Gate
@@ -43,8 +45,17 @@ def open_book(config: Config, worker: str, now: Callable[[], float]) -> Recorder
 class Front:
     """Serves clients until it is told to drain."""
 
-    def __init__(self, config: Config, world: World | Mirror, book: Recorder, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World | Mirror,
+        book: Recorder,
+        now: Callable[[], float],
+        share: Share = Share(),  # noqa: B008  # frozen
+    ) -> None:
+        """``share``: this process's of what is bounded for all workers together."""
         self._config = config
+        self._share = share
         loop = asyncio.get_running_loop()
         seed = load_seed(config.data / "prefix.seed")
         self.hub = Hub(loop, now, world, book, config.rules, config.limits.line, seed)
@@ -65,6 +76,7 @@ class Front:
         self.hub.origins = ready.origins
         self.hub.connect(state.replica for state in self.hub.world.states)
         self._route(config)
+        self._ration(config)
         self.gate.limits = config.limits
         self.gate.set_routes(config.routes, config.timers, config.levers)
         self.gate.keys = Keys(config.api_keys) if config.api_keys else None
@@ -83,6 +95,18 @@ class Front:
             others = isinstance(world, Mirror) or bool(config.shared.redis)
             world.reuse = Reuse(config.levers.routing.index, on[0].sticky_seconds, self.hub.now(), others)
             world.reuse.fleet(world.states)
+
+    def _ration(self, config: Config) -> None:
+        """Count calls by route while batching is on somewhere, and nothing otherwise."""
+        own = {route.name: route.levers.batching for route in config.routes}
+        common = config.levers.batching
+        if not common.on and not any(lever.on for lever in own.values()):
+            self.hub.rationing = None
+            return
+        calls = {name: lever.calls if lever.on else 0 for name, lever in own.items()}
+        if self.hub.rationing is None:
+            self.hub.rationing = Rationing(self._share)
+        self.hub.rationing.set(calls, common.calls if common.on else 0)
 
     async def listen(self, port: int | None = None) -> None:
         """Take clients. ``port``: shared with other processes that listen there too. Raises StartError."""

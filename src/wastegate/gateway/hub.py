@@ -194,6 +194,8 @@ class Hub:
     def record(self, entry: Entry, then: Callable[[], None] | None) -> None:
         """Write the call's end down; ``then`` is called once that is done."""
         self.tally.count(entry)
+        if self.rationing is not None:
+            self.tally.time(entry)
         self._ended.append(entry)
         if then is not None:
             self._then.append(then)

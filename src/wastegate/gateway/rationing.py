@@ -11,17 +11,18 @@ from wastegate.core.shares import Share
 class Rationing:
     """The counts of one process. Each ``took`` is followed by one ``gave``."""
 
-    def __init__(self, calls: Mapping[str, int], common: int, share: Share) -> None:
-        """``calls``: how many of a route may run at once, on all workers together, 0 for any; ``common``: the same for
-        routes that it does not name; ``share``: what of that is this process's."""
+    def __init__(self, share: Share) -> None:
+        """``share``: this process's of what all workers together may run. Without bounds yet."""
         self._share = share
+        self._calls: dict[str, int] = {}
+        self._common = 0
         self._running: dict[str, int] = {}
         self.closed: set[str] = set()
         """Routes of which as many run as may."""
-        self.set(calls, common)
 
     def set(self, calls: Mapping[str, int], common: int) -> None:
-        """Other bounds from now on; what runs still counts."""
+        """``calls``: how many of a route may run at once, 0 for any; ``common``: the same for those that it does not
+        name. What runs already counts."""
         self._calls = dict(calls)
         self._common = common
         self.closed.clear()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from wastegate.core.fleet import Replica
 from wastegate.core.world import World
 from wastegate.gateway import children, control, probe, records
+from wastegate.gateway.caps import Caps
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.desk import Desk
 from wastegate.gateway.recorder import Recorder
@@ -49,6 +50,9 @@ class Steward:
         host, port = address(config.control.listen)
         self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
         self._control.seen = self.watcher.seen
+        self.caps = Caps(self.world, self.watcher.seen, report, now, changed)
+        self.caps.set(config.levers.batching)
+        self._control.capped = self.caps.state
         self._host = host
         self._beater: asyncio.Task[None] | None = None
         self._desk: Desk | None = None
@@ -88,6 +92,7 @@ class Steward:
             self._local.start()
         self._watch({}, prepare_first(self._config))
         self.watcher.start()
+        self.caps.start()
         self._beater = asyncio.ensure_future(self._beat())
 
     def take(self, ready: Ready) -> None:
@@ -98,6 +103,7 @@ class Steward:
         self._prober.config = ready.config.probe
         self._collector.config = ready.config.records
         self.watcher.config = ready.config.signals
+        self.caps.set(ready.config.levers.batching)
         self._watch(known, ready)
 
     def _watch(self, known: Mapping[str, Replica], ready: Ready) -> None:
@@ -130,6 +136,7 @@ class Steward:
             await self._local.stop(_CHILD_SECONDS)
         await self._prober.stop()
         await self._collector.stop()
+        await self.caps.stop()
         await self.watcher.stop()
         if self._desk is not None:
             await self._desk.stop()

@@ -6,6 +6,7 @@ from bisect import bisect_left
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from wastegate.core.fleet import ReplicaState
 from wastegate.core.ledger import Entry
@@ -43,6 +44,14 @@ class Histogram(Struct):
         ]
 
 
+class Paced(Struct):
+    """Streams that were answered whole: how many, their tokens after the first, and the seconds that these took."""
+
+    calls: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
 class Tally(Struct):
     """What has ended since the process started. Several processes' tallies can be merged into one."""
 
@@ -57,6 +66,8 @@ class Tally(Struct):
     cached_tokens: int = 0
     first_token: Histogram = msgspec.field(default_factory=Histogram)
     duration: Histogram = msgspec.field(default_factory=Histogram)
+    paces: dict[str, Paced] = {}
+    """By replica; counted where caps follow the load."""
 
     def count(self, entry: Entry) -> None:
         """A call has ended."""
@@ -69,6 +80,20 @@ class Tally(Struct):
             self.cached_tokens += attempt.cached_tokens or 0
             if attempt.first_token is not None:
                 self.first_token.add(attempt.first_token - entry.arrived)
+
+    def time(self, entry: Entry) -> None:
+        """How long its tokens took."""
+        for attempt in entry.attempts:
+            tokens = (attempt.output_tokens or 0) - 1
+            if attempt.outcome == "finished" and attempt.first_token is not None and tokens > 0:
+                pace = self.paces.setdefault(attempt.replica, Paced())
+                pace.calls += 1
+                pace.tokens += tokens
+                pace.seconds += attempt.ended - attempt.first_token
+
+    def pace(self, replica: str) -> Paced:
+        """As it stands now."""
+        return replace(self.paces.get(replica, _NO_PACE))
 
     def reject(self, reason: str) -> None:
         """A request was turned away."""
@@ -86,8 +111,16 @@ class Tally(Struct):
         self.prompt_tokens += other.prompt_tokens
         self.output_tokens += other.output_tokens
         self.cached_tokens += other.cached_tokens
+        for replica, theirs_pace in other.paces.items():
+            mine_pace = self.paces.setdefault(replica, Paced())
+            mine_pace.calls += theirs_pace.calls
+            mine_pace.tokens += theirs_pace.tokens
+            mine_pace.seconds += theirs_pace.seconds
         self.first_token.merge(other.first_token)
         self.duration.merge(other.duration)
+
+
+_NO_PACE = Paced()
 
 
 class Report(Struct):
@@ -157,6 +190,13 @@ def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
         "gauge",
         "1 where the replica takes calls.",
         [(f'replica="{_escape(s.replica.name)}",state="{s.state}"', int(s.state == "ready")) for s in states],
+    )
+    _family(
+        lines,
+        "wastegate_replica_cap",
+        "gauge",
+        "Most calls in flight that the replica is given now.",
+        [(f'replica="{_escape(s.replica.name)}"', s.replica.cap) for s in states if s.replica.cap is not None],
     )
     lines += tally.first_token.lines("wastegate_time_to_first_token_seconds", "From arrival to the first token.")
     lines += tally.duration.lines("wastegate_call_duration_seconds", "From arrival to the end of the call.")

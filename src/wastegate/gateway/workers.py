@@ -211,10 +211,11 @@ async def _work(config: Config, number: int, meeting: Path, port: int, timing: T
 
     book = open_book(config, f"worker{number}", now)
     mirror = Mirror()
-    front = Front(config, mirror, book, now)
+    share = Share(number - 1, config.workers)
+    front = Front(config, mirror, book, now, share)
     hub = front.hub
     follower = Follower(front.take)
-    link = hub.link = Link(mirror, Share(number - 1, config.workers), now, ordered, timing)
+    link = hub.link = Link(mirror, share, now, ordered, timing)
     try:
         await link.connect(meeting, number, lambda: hub.connect(state.replica for state in mirror.states))
         await front.listen(port)

@@ -11,9 +11,9 @@ from functools import partial
 from msgspec import Struct
 
 from wastegate.core.lifecycle import Lever
-from wastegate.levers import routing, streaming
+from wastegate.levers import batching, routing, streaming
 
-LEVERS = ("routing", "streaming")
+LEVERS = ("routing", "batching", "streaming")
 """Those that are built, in their order: precision, offloading, routing, batching, speculation, streaming."""
 
 
@@ -21,6 +21,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """``[levers]`` of wastegate.toml, a table for each; a route may have its own."""
 
     routing: routing.Config = routing.Config()
+    batching: batching.Config = batching.Config()
     streaming: streaming.Config = streaming.Config()
 
 
@@ -29,6 +30,8 @@ def active(config: Config) -> tuple[Lever, ...]:
     levers: list[Lever] = []
     if config.routing.policy != "off":
         levers.append(partial(routing.decide, config=config.routing))
+    if config.batching.on:
+        levers.append(partial(batching.decide, config=config.batching))
     if config.streaming.decides:
         levers.append(partial(streaming.decide, config=config.streaming))
     return tuple(levers)
