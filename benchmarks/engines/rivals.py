@@ -135,9 +135,11 @@ def start_raw(
     return raw
 
 
-def start_ours(model: Path, logs: Path) -> Contestant:
-    command = [sys.executable, "-m", "wastegate", "engine", "--model", str(model), "--name", "m", "--port", "0"]
-    ours = Contestant("wastegate engine", "Q4_1 GGUF, 8-bit KV", command, log=logs / "wastegate.log")
+def start_ours(model: Path, logs: Path, *more: str) -> Contestant:
+    """``more``: arguments besides."""
+    command = [sys.executable, "-m", "wastegate", "engine", "--model", str(model), "--name", "m", "--port", "0", *more]
+    log = logs / f"wastegate{''.join(more)}.log"
+    ours = Contestant("wastegate engine", "Q4_1 GGUF, 8-bit KV", command, log=log)
     ours.await_line()
     ours.model = "m"
     return ours
@@ -152,7 +154,8 @@ def start_llamacpp(cache: Path, model: Path, streams: int, logs: Path) -> Contes
     return rival
 
 
-def start_vllm(cache: Path, model: Path, streams: int, logs: Path) -> Contestant:
+def start_vllm(cache: Path, model: Path, streams: int, logs: Path, *more: str, context: int = CONTEXT) -> Contestant:
+    """``more``: arguments besides."""
     folder = cache / f"vllm-{VLLM}"
     python = environment(folder, VLLM_PACKAGES, finish=_finish_vllm)
     checkpoint = cache / f"checkpoint-{model.stem}"
@@ -164,11 +167,12 @@ def start_vllm(cache: Path, model: Path, streams: int, logs: Path) -> Contestant
     port = _free_port()
     command = [
         str(python.with_name("vllm")), "serve", str(checkpoint), "--served-model-name", "m", "--host", "127.0.0.1",
-        "--port", str(port), "--max-model-len", str(CONTEXT), "--max-num-seqs", str(streams),
-        "--kv-cache-memory-bytes", str(1 << 30),
+        "--port", str(port), "--max-model-len", str(context), "--max-num-seqs", str(streams),
+        "--kv-cache-memory-bytes", str(1 << 30), *more,
     ]  # fmt: skip
+    how = "eager" if "--enforce-eager" in more else "compiled"
     rival = Contestant(
-        f"vLLM CPU {VLLM}", "the same weights as BF16, compiled", command, log=logs / "vllm.log",
+        f"vLLM CPU {VLLM}", f"the same weights as BF16, {how}", command, log=logs / f"vllm{''.join(more)}.log",
         url=f"http://127.0.0.1:{port}",
         env={
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
