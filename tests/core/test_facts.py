@@ -47,7 +47,7 @@ def test_nothing_gives_empty_columns() -> None:
 
 
 def test_records_of_some_attempts_are_counted_anew() -> None:
-    told = [record(f"{name}.1", *(run(float(n), n + 1.0) for n in range(runs))) for name, runs in zip("xyz", (1, 2, 3))]
+    told = [record(f"{name}.1", *(run(float(n), n + 1.0) for n in range(runs))) for runs, name in enumerate("xyz", 1)]
     facts = gather([entry(name, attempt()) for name in "xyz"], records=told)
     some = facts.records.among(np.array([False, True, True]))
     assert some.attempt.tolist() == [0, 1]

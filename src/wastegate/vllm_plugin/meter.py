@@ -3,7 +3,7 @@ clock is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from wastegate.core.ledger import Run
@@ -109,29 +109,30 @@ class Holdings:
         """Of each request, how many blocks it had when they were last looked at, and what they counted as."""
         self._turn = 0
 
-    def of(self, blocks: Mapping[str, tuple[list[object], ...]]) -> dict[str, float]:
+    def of(self, blocks: Mapping[str, tuple[Sequence[object], ...]]) -> dict[str, float]:
         """Tokens, by request. ``blocks``: of every running request, its blocks by group."""
         for gone in self._looked.keys() - blocks.keys():
             del self._looked[gone]
         left = self._budget
         ids = list(blocks)
-        for place in range(len(ids)):
-            id = ids[(self._turn + place) % len(ids)]
+        turn = self._turn
+        for place in range(turn, turn + len(ids)):
+            id = ids[place % len(ids)]
             if id not in self._looked or left > 0:
                 count, counted = _look(blocks[id])
                 self._looked[id] = count, counted
-                left -= count
-                if left <= 0:
-                    self._turn = (self._turn + place + 1) % len(ids)
+                if left > 0:
+                    self._turn = (place + 1) % len(ids)
+                left -= max(count, 1)
         return {id: self._tokens(id, groups) for id, groups in blocks.items()}
 
-    def _tokens(self, id: str, groups: tuple[list[object], ...]) -> float:
+    def _tokens(self, id: str, groups: tuple[Sequence[object], ...]) -> float:
         then, counted = self._looked[id]
         grown = sum(map(len, groups)) - then  # new blocks are its own
         return max(counted + grown, 0.0) * self._block_tokens / max(len(groups), 1)
 
 
-def _look(groups: tuple[list[object], ...]) -> tuple[int, float]:
+def _look(groups: tuple[Sequence[object], ...]) -> tuple[int, float]:
     counted = 0.0
     count = 0
     for group in groups:

@@ -72,9 +72,7 @@ def __getattr__(name: str) -> type:
         from vllm.v1.metrics.loggers import StatLoggerBase
     except ImportError as error:  # as an AttributeError vLLM logs it and goes on
         raise AttributeError(f"this vLLM has no StatLoggerBase: {error}") from error
-    made = type(name, (_Logger, StatLoggerBase), {"__module__": __name__})
-    globals()[name] = made
-    return made
+    return type(name, (_Logger, StatLoggerBase), {"__module__": __name__})
 
 
 class _Logger:
