@@ -4,8 +4,14 @@ from wastegate.core.shares import Share
 from wastegate.gateway.rationing import Rationing
 
 
+def rationing_of(calls: dict[str, int], common: int = 0, share: Share | None = None) -> Rationing:
+    rationing = Rationing(share if share is not None else Share())
+    rationing.set(calls, common)
+    return rationing
+
+
 def test_a_route_closes_with_its_last_call_and_opens_with_the_first_that_ends() -> None:
-    rationing = Rationing({"behavior": 2}, 0, Share())
+    rationing = rationing_of({"behavior": 2})
     rationing.took("behavior")
     assert rationing.closed == set()
     rationing.took("behavior")
@@ -17,7 +23,7 @@ def test_a_route_closes_with_its_last_call_and_opens_with_the_first_that_ends() 
 
 
 def test_a_route_without_a_bound_stays_open_and_is_no_group() -> None:
-    rationing = Rationing({"behavior": 2}, 0, Share())
+    rationing = rationing_of({"behavior": 2})
     for _ in range(50):
         rationing.took("chat")
     assert rationing.closed == set()
@@ -26,7 +32,7 @@ def test_a_route_without_a_bound_stays_open_and_is_no_group() -> None:
 
 
 def test_routes_that_are_not_named_have_the_common_bound_each_for_itself() -> None:
-    rationing = Rationing({"chat": 0}, 1, Share())
+    rationing = rationing_of({"chat": 0}, 1)
     for route in ("a", "chat"):
         rationing.took(route)
     assert rationing.closed == {"a"}
@@ -34,7 +40,7 @@ def test_routes_that_are_not_named_have_the_common_bound_each_for_itself() -> No
 
 
 def test_a_worker_closes_at_its_share_and_says_so_as_if_all_ran() -> None:
-    rationing = Rationing({"behavior": 5}, 0, Share(1, 2))
+    rationing = rationing_of({"behavior": 5}, share=Share(1, 2))
     for _ in range(2):
         rationing.took("behavior")
     assert rationing.closed == {"behavior"}
@@ -42,7 +48,7 @@ def test_a_worker_closes_at_its_share_and_says_so_as_if_all_ran() -> None:
 
 
 def test_other_bounds_hold_at_once_and_what_runs_still_counts() -> None:
-    rationing = Rationing({}, 0, Share())
+    rationing = rationing_of({})
     for _ in range(3):
         rationing.took("behavior")
     rationing.set({"behavior": 3}, 0)
@@ -52,7 +58,7 @@ def test_other_bounds_hold_at_once_and_what_runs_still_counts() -> None:
 
 
 def test_what_was_never_counted_is_given_back_without_harm() -> None:
-    rationing = Rationing({"behavior": 1}, 0, Share())
+    rationing = rationing_of({"behavior": 1})
     rationing.gave("behavior")
     rationing.took("behavior")
     assert rationing.closed == {"behavior"}

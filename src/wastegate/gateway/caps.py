@@ -30,10 +30,11 @@ class _Replica:
         self.state = CapState(cap)
         self.paced = Paced()
         self.preemptions: float | None = None
+        self.told_at = 0.0
 
 
 class Caps:
-    """The live caps of one gateway. ``start`` begins; a configuration that is off gives replicas their own caps back."""
+    """The live caps of one gateway. A configuration that is off gives replicas their own caps back."""
 
     def __init__(
         self,
@@ -120,6 +121,10 @@ class Caps:
         if calls > 0 and tokens > 0:
             samples = ((max(running, 1), seconds / tokens),) * min(calls, ENOUGH)
         told = self._seen(name).signals
+        if told is not None and told.at > known.told_at:
+            known.told_at = told.at
+            if not samples and running and told.inter_token is not None and told.inter_token.p50:
+                samples = ((running, told.inter_token.p50),) * ENOUGH  # no stream has ended: the engine's word for it
         preempted = told.preemptions if told is not None else None
         more = preempted - known.preemptions if preempted is not None and known.preemptions is not None else 0.0
         known.preemptions = preempted

@@ -116,6 +116,8 @@ def _bounded(plan: Plan, wait: Wait, now: float, rations: Rations, config: Confi
 
 
 def _reduced(plan: Plan, now: float, rations: Rations, degrade: Degrade) -> Plan:
+    if plan.replica is not None and plan.replica.cap is not None:
+        plan = plan.because(f"batching: {plan.replica.name} may run {plan.replica.cap} at once; {rations.waiting} wait")
     why = degrade.reason(now, rations)
     if not why:
         return plan
