@@ -39,10 +39,26 @@ def jittered(values: Sequence[float], spread: float, seed: int, blocks: int = 6)
 # ---- figures
 
 
-def test_a_figure_has_students_interval() -> None:
-    found = figure(np.array([1.0, 2.0, 3.0]))
+def test_a_figure_has_students_interval_of_its_logarithm() -> None:
+    found = figure(np.array([1.0, 2.0, 4.0]))
     assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 2.484, 2 + 2.484), abs=1e-3)
+    reach = math.exp(4.3027 * math.log(2.0) / math.sqrt(3.0))
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0 / reach, 2.0 * reach), rel=1e-3)
+
+
+def test_a_share_that_may_be_0_has_the_plain_mean() -> None:
+    found = figure(np.array([0.0, 0.5, 1.0]))
+    assert found is not None
+    assert (found.value, found.low) == pytest.approx((0.5, 0.5 - 4.3027 * 0.5 / math.sqrt(3.0)), rel=1e-3)
+    none = figure(np.zeros(3))
+    assert none is not None
+    assert (none.value, none.bounded) == (0.0, False)
+
+
+def test_an_end_beyond_all_numbers_is_infinite() -> None:
+    found = figure(np.array([1e-300, 1e300]))
+    assert found is not None
+    assert (found.low, found.high) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize("blocks", [[2.0], [2.0, 2.0]])

@@ -20,6 +20,7 @@ from wastegate.core.intervals import Estimate, Floats, check_level, mean
 
 DRAWS = 2000
 _HOUR = 3600.0
+_LARGEST_EXPONENT = 709.0
 
 
 class Knee(Struct, frozen=True, kw_only=True):
@@ -61,15 +62,31 @@ class Meeting(Struct, frozen=True, kw_only=True):
 
 
 def figure(blocks: Floats, level: float = 0.95) -> Estimate | None:
-    """The mean of a figure over blocks, (n,). Without an interval (one block, or blocks that do not differ) its ends
-    are infinite; infinite itself where a block's is, such as a latency when calls failed. None where a block has no
-    figure, or there is none."""
+    """A figure's mean over blocks, (n,), by Student's t: of logarithms (the geometric mean) where all blocks are above
+    0, so that no rate or time gets an end below 0. Without an interval (one block, or blocks that do not differ) its
+    ends are infinite; it is infinite itself where a block's is, such as a latency when calls failed. None where a block
+    has no figure, or there is none."""
     if not len(blocks) or np.isnan(blocks).any():
         return None
-    if np.isfinite(blocks).all():
-        found = mean(blocks, level)
-        return found if found is not None else unbounded(float(blocks.mean()), level, len(blocks))
-    return unbounded(math.inf, level, len(blocks))
+    if not np.isfinite(blocks).all():
+        return unbounded(math.inf, level, len(blocks))
+    if blocks.min() <= 0.0:
+        return mean(blocks, level) or unbounded(float(blocks.mean()), level, len(blocks))
+    logs = mean(np.log(blocks), level)
+    if logs is None:
+        return unbounded(float(np.exp(np.log(blocks).mean())), level, len(blocks))
+    return _natural(logs, "Student's t over blocks' logarithms")
+
+
+def _natural(logs: Estimate, method: str) -> Estimate:
+    return Estimate(
+        value=math.exp(logs.value),
+        low=math.exp(logs.low),
+        high=math.exp(logs.high) if logs.high < _LARGEST_EXPONENT else math.inf,
+        level=logs.level,
+        blocks=logs.blocks,
+        method=method,
+    )
 
 
 def unbounded(value: float, level: float, blocks: int) -> Estimate:
@@ -179,14 +196,7 @@ def _side(names: tuple[str, str], level: float, one: Floats, other: Floats, conf
     logs = mean(differences(one, other, "ratio"), confidence)
     if logs is None:  # the blocks do not differ, so nothing says how sure this is
         return Side(level=level, ratio=None, lower="")
-    ratio = Estimate(
-        value=math.exp(logs.value),
-        low=math.exp(logs.low),
-        high=math.exp(logs.high),
-        level=logs.level,
-        blocks=logs.blocks,
-        method="Student's t over blocks' log ratios, for all levels at once",
-    )
+    ratio = _natural(logs, "Student's t over blocks' log ratios, for all levels at once")
     lower = names[0] if ratio.low > 1.0 else names[1] if ratio.high < 1.0 else ""
     return Side(level=level, ratio=ratio, lower=lower)
 

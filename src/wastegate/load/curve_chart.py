@@ -31,6 +31,7 @@ WIDTH, HEIGHT = 720, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 44, 52
 INKS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Told apart by people who do not see all colours alike (Okabe & Ito 2008)."""
+_WIDEST = 3.0
 _STEPS = 160
 """Demands at which the staircase of whole devices is drawn."""
 
@@ -61,7 +62,7 @@ class Axes(Struct, frozen=True):
 
 
 def svg(report: Report) -> str:
-    """The cost curve of the first length (or, without prices, latency against throughput), as an SVG file.
+    """The cost curve of the first length (or, without prices, its throughput), as an SVG file.
 
     Raises ValueError where nothing was measured."""
     if not report.sheets:
@@ -132,25 +133,27 @@ def _list(lines: Iterator[str] | Sequence[str]) -> str:
 
 
 def _charts(report: Report, sheet: Sheet) -> Iterator[str]:
-    """Cost, latency and throughput of one length, and the staircase of whole devices where there is a device."""
+    """Cost, throughput and latency of one length, and the staircase of whole devices where there is a device.
+
+    Cost is drawn against the level: against its own throughput all curves of one price are the same line."""
     at = level_name(report)
     names = {about.name: about.title for about in report.targets}
     if any(about.price for about in report.targets):
-        axes = Axes(
-            f"Cost of 1,000 requests, {sheet.shape}", f"requests/s (beside each dot: {at})", "dollars per 1,000"
-        )
-        yield draw(axes, _lines(sheet, names, _rate, lambda point: point.dollars_per_1000))
-    axes = Axes(f"Latency, {sheet.shape}", f"requests/s (beside each dot: {at})", "E2E P95, seconds")
-    yield draw(axes, _lines(sheet, names, _rate, lambda point: point.figures.get("e2e_p95")))
+        axes = Axes(f"Cost of 1,000 requests, {sheet.shape}", at, "dollars per 1,000")
+        yield draw(axes, _lines(sheet, names, _level, lambda point: point.dollars_per_1000))
     axes = Axes(f"Throughput, {sheet.shape} (ring: the knee)", at, "requests/s")
-    yield draw(
-        axes, _lines(sheet, names, lambda point: point.level, lambda point: point.figures.get("qps"), knees=True)
-    )
+    yield draw(axes, _lines(sheet, names, _level, lambda point: point.figures.get("qps"), knees=True))
+    axes = Axes(f"Latency, {sheet.shape}", f"requests/s (beside each dot: {at})", "E2E P95, seconds")
+    yield draw(axes, _lines(sheet, names, _rate, lambda point: point.figures.get("e2e_p95"), labels=True))
     if sheet.packing is not None and sheet.packing.options:
         for sharing in BOTH:
             belief = "share a device's speed" if sharing == "shared" else "are each as fast as one alone"
             axes = Axes(f"Whole devices, if instances {belief}", "demand, requests/s", "dollars per 1,000")
             yield draw(axes, _stairs(sheet.packing, names, sharing))
+
+
+def _level(point: Point) -> float:
+    return point.level
 
 
 def _rate(point: Point) -> float:
@@ -164,11 +167,12 @@ def _lines(
     x: Callable[[Point], float],
     y: Callable[[Point], Estimate | None],
     knees: bool = False,
+    labels: bool = False,
 ) -> list[Line]:
     found = []
     for curve in sheet.curves:
         dots = [
-            Dot(x(point), value.value, value.low, value.high, "" if knees else f"{point.level:g}")
+            Dot(x(point), value.value, value.low, value.high, f"{point.level:g}" if labels else "")
             for point in curve.points
             if (value := y(point)) is not None
         ]
@@ -197,7 +201,7 @@ def draw(axes: Axes, lines: Sequence[Line]) -> str:
     dots = [dot for line in shown for dot in line.dots]
     across, up = (
         _Axis([dot.x for dot in dots], _LEFT, WIDTH - _RIGHT),
-        _Axis([value for dot in dots for value in (dot.y, dot.low, dot.high)], HEIGHT - _BOTTOM, _TOP),
+        _Axis([value for dot in dots for value in _reach(dot)], HEIGHT - _BOTTOM, _TOP),
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -221,12 +225,19 @@ def _drawable(dot: Dot) -> bool:
     return all(math.isfinite(value) and value > 0 for value in (dot.x, dot.y))
 
 
+def _reach(dot: Dot) -> Iterator[float]:
+    """What an axis must hold of a dot: itself, and its interval unless that is so wide as to crush all others."""
+    yield dot.y
+    for end in (dot.low, dot.high):
+        if end is not None and dot.y / _WIDEST <= end <= dot.y * _WIDEST:
+            yield end
+
+
 class _Axis:
     """Values above 0 → places, by their logarithm, with room at both ends."""
 
-    def __init__(self, values: Sequence[float | None], start: float, end: float) -> None:
-        known = [value for value in values if value is not None and math.isfinite(value) and value > 0]
-        low, high = (min(known), max(known)) if known else (1.0, 10.0)
+    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
+        low, high = (min(values), max(values)) if values else (1.0, 10.0)
         room = max(1.12, (high / low) ** 0.06)
         self.low, self.high = low / room, high * room
         self._start, self._end = start, end
@@ -260,7 +271,7 @@ def _line(line: Line, ink: str, across: _Axis, up: _Axis) -> Iterator[str]:
     yield f'<polyline points="{path}" fill="none" stroke="{ink}" stroke-width="1.8"/>'
     for dot in () if line.bare else line.dots:
         x, y = across.place(dot.x), up.place(dot.y)
-        if dot.low is not None and dot.high is not None and math.isfinite(dot.low) and math.isfinite(dot.high):
+        if dot.low is not None and dot.high is not None and dot.low > 0.0 and math.isfinite(dot.high):
             low, high = up.place(dot.low), up.place(dot.high)
             yield f'<line x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}" stroke="{ink}" stroke-opacity=".5"/>'
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{ink}"/>'

@@ -179,7 +179,7 @@ def _report(config: Config, targets: tuple[About, ...], runs: Sequence[tuple[Sha
         sheets=tuple(_sheet(config, targets, shape, run) for shape, run in runs),
         notes=tuple(dict.fromkeys(note for one in judged for note in one.notes)) + _notes(config, targets),
         invalid=tuple(dict.fromkeys(why for one in judged for why in one.invalid)),
-        interrupted=any(run.interrupted for _, run in runs),
+        interrupted=len(runs) < len(config.shapes) or any(run.interrupted for _, run in runs),
         seconds=seconds,
     )
 

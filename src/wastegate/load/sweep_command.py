@@ -147,15 +147,19 @@ def _device(text: str | None, specs: Sequence[Spec]) -> Device | None:
     if text is None:
         if any(spec.url for spec in specs):
             return None
-        count = os.cpu_count() or 1
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Device(name="this machine", memory=memory, dollars_per_hour=count * find_price(CORE))
+        return this_machine()
     parts = text.split(":")
     try:
         name, size, price = parts
         return Device(name=name, memory=round(float(size) * GB), dollars_per_hour=_dollars(price))
     except ValueError as error:
         raise ValueError(f"--device {text}: write NAME:GB:PRICE, such as l4:24:0.80 ({error})") from None
+
+
+def this_machine() -> Device:
+    """Its memory, and its cores by list price."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(name="this machine", memory=memory, dollars_per_hour=(os.cpu_count() or 1) * find_price(CORE))
 
 
 def key_from(flags: Namespace, environment: Mapping[str, str]) -> str:

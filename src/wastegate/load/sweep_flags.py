@@ -12,19 +12,19 @@ Run = Callable[[argparse.Namespace], int]
 
 _EXAMPLES = """\
 targets:
-  NAME=URL                                any OpenAI-compatible server that is up
-  NAME=engine:MODEL[,FLAG=VALUE…]         an engine that bench starts, on all cores, with flags of `wastegate engine`;
-                                          engines started here stand still while another is measured
+  NAME=URL                          any OpenAI-compatible server that is up
+  NAME=engine:MODEL[,FLAG=VALUE…]   an engine that bench starts, with flags of `wastegate engine`;
+                                    it stands still while another target is measured
 
 examples:
-  wastegate bench                                             the local engine at 1 to 64 calls at once
-  wastegate bench u8=engine:smollm2-135m-instruct f16=engine:smollm2-135m-instruct,kv-precision=f16 --html curve.html
-  wastegate bench vllm=http://gpu1:8000 sglang=http://gpu2:8000 --price l4 --lengths 512:128,2048:256
+  wastegate bench                   the local engine at 1 to 64 calls at once
+  wastegate bench u8=engine:m.gguf f16=engine:m.gguf,kv-precision=f16 --html curve.html
+  wastegate bench vllm=http://gpu1:8000 sglang=http://gpu2:8000 --price l4 --lengths 512:128
   wastegate bench vllm=http://gpu1:8000 --rate 1,2,4,8,16 --slo-ttft 0.5 --slo-tpot 0.05 \\
       --device l4:24:0.80 --memory vllm=9.5 --demand 20,50,200
 
-exit codes: 0 measured, 1 nothing may be concluded from it (the report says why), 2 bad usage or a target that cannot
-be used, 130 interrupted (what ran is shown)
+exit codes: 0 measured, 1 nothing may be concluded from it (the report says why), 2 bad usage or
+a target that cannot be used, 130 interrupted (what ran is shown)
 """
 
 
@@ -33,10 +33,10 @@ def bench(commands: Any, run: Run) -> None:
     parser = commands.add_parser(
         "bench",
         help="a server's cost and speed against load: its curve, its knee, and what is cheapest",
-        description="Sweep targets through levels of load, turn about, and show what each level gives: requests per\n"
-        "second, TTFT, TPOT, E2E, goodput within an SLO, dollars per 1,000 requests and per million output tokens,\n"
-        "with intervals; where the knee is, where two curves cross (or that it cannot be told), and which target is\n"
-        "cheapest on a device at a demand. docs/bench.md tells how to read it.",
+        description="Sweep targets through levels of load, turn about, and show what each level gives: requests\n"
+        "per second, TTFT, TPOT, E2E, goodput within an SLO, dollars per 1,000 requests and per million\n"
+        "output tokens, with intervals; where the knee is, where two curves cross (or that it cannot be\n"
+        "told), and which target is cheapest on a device at a demand. docs/bench.md tells how to read it.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

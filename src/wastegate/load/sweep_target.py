@@ -173,7 +173,10 @@ async def _start(spec: Spec, log: Path, cap: int) -> Running:
     try:
         async with asyncio.timeout(START_SECONDS):
             engine.url = await _address(process)
-    except BaseException:
+    except TimeoutError:
+        await engine.end()
+        raise EngineError(f"{spec.name}: {spec.made_of} was not ready within {START_SECONDS:.0f} s") from None
+    except asyncio.CancelledError:
         await engine.end()
         raise
     if not engine.url:
