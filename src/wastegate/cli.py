@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from wastegate import __version__
 from wastegate.load import sweep_flags
 from wastegate.local import flags
+from wastegate.steps import whatif_flags
 
 if TYPE_CHECKING:
     from wastegate.local.models import Library
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _launch_parser(commands)
     _report_parser(commands)
     _export_parser(commands)
+    whatif_flags.simulate(commands, _simulate)
     return parser
 
 
@@ -520,6 +522,12 @@ def _launch(arguments: argparse.Namespace) -> int:
     from wastegate.steps import launch
 
     return launch.main(arguments.engine, arguments.arguments)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from wastegate.steps.whatif_command import command
+
+    return command(arguments)
 
 
 def _where(arguments: argparse.Namespace) -> Where:
