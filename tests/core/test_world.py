@@ -282,3 +282,26 @@ def test_routing_is_told_of_the_fleet_and_asked_for_an_outlook() -> None:
 def test_rules_can_be_read_back() -> None:
     made = world("a")
     assert made.breaker == Breaker(failures=2, rest=10.0)
+
+
+def test_a_cap_may_change_while_it_runs_and_be_its_own_again() -> None:
+    made = world("a", cap=4)
+    made.set_cap("a", 1)
+    assert made.claim(plan("a"), 0.0)
+    assert not made.claim(plan("a"), 0.0)
+    assert (one(made).replica.cap, made.own_cap("a")) == (1, 4)
+    made.set_cap("a", 2)
+    assert made.claim(plan("a"), 0.0)
+    made.set_cap("a", None)
+    assert (one(made).replica.cap, made.own_cap("a")) == (4, 4)
+    made.set_cap("stranger", 3)
+
+
+def test_a_live_cap_outlives_a_change_of_the_fleet_and_its_own_one_follows_it() -> None:
+    made = world("a", "b")
+    made.set_cap("a", 3)
+    made.set_fleet([Replica("a", "http://a", ("m",), cap=9)])
+    assert (one(made).replica.cap, made.own_cap("a")) == (3, 9)
+    made.set_fleet([Replica("b", "http://b", ("m",))])
+    made.set_fleet([Replica("a", "http://a", ("m",), cap=9)])
+    assert one(made).replica.cap == 9, "one that left and came back begins anew"

@@ -258,7 +258,7 @@ async def test_the_line_is_looked_at_once_however_often_the_fleet_changes(
     hub.changed()
     await asyncio.sleep(0)
     assert woken == []  # nobody waits
-    assert hub.queue(flight, call)
+    assert hub.queue(flight, call, 1e9)
     for _ in range(5):
         hub.changed()
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import msgspec
 
 from wastegate.core.fleet import Replica, ReplicaState
 from wastegate.core.ledger import Attempt, Entry, Outcome
-from wastegate.gateway.tally import Histogram, Report, Tally, exposition
+from wastegate.gateway.tally import Histogram, Paced, Report, Tally, exposition
 
 
 def entry(outcome: Outcome = "finished", seconds: float = 2.0, *attempts: Attempt, route: str = "chat") -> Entry:
@@ -107,3 +107,22 @@ def test_two_processes_are_one_report() -> None:
     assert (report.tally.prompt_tokens, report.tally.output_tokens, report.tally.cached_tokens) == (6, 4, 2)
     assert report.tally.duration.total == 4.0
     assert sum(report.tally.duration.counts) == 3
+
+
+def test_how_long_tokens_take_is_summed_for_streams_that_were_answered_whole() -> None:
+    tally = Tally()
+    tally.time(entry("finished", 2.0, attempt(output_tokens=11, first_token=101.0)))
+    tally.time(entry("failed", 2.0, attempt("failed", output_tokens=11, first_token=101.0)))
+    tally.time(entry("finished", 2.0, attempt(output_tokens=11), attempt(output_tokens=1, first_token=101.0)))
+    assert tally.pace("r1") == Paced(1, 10, 1.0)
+    assert tally.pace("r2") == Paced()
+    other = Tally()
+    other.time(entry("finished", 2.0, attempt(output_tokens=11, first_token=101.0), attempt("finished", "r2")))
+    tally.merge(other)
+    assert tally.pace("r1") == Paced(2, 20, 2.0)
+
+
+def test_caps_are_shown_where_there_are_any() -> None:
+    states = (ReplicaState(Replica("a", "", cap=12)), ReplicaState(Replica("b", "")))
+    got = samples(exposition(Report(), states))
+    assert {name: value for name, value in got.items() if "cap" in name} == {'wastegate_replica_cap{replica="a"}': 12}
