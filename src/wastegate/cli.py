@@ -16,6 +16,7 @@ from wastegate.local import flags
 from wastegate.steps import whatif_flags
 
 if TYPE_CHECKING:
+    from wastegate.load.imports import Options
     from wastegate.local.models import Library
     from wastegate.steps.audit import Where
 
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep_flags.bench(commands, _bench)
     _replay_parser(commands)
     _audit_parser(commands)
+    _import_parser(commands)
     _explain_parser(commands)
     _replicas_parser(commands)
     _launch_parser(commands)
@@ -292,7 +294,9 @@ def _audit_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "  wastegate audit                          everything\n"
         "  wastegate audit --since 1h               the last hour\n"
         "  wastegate audit --since 7d --html a.html  the same, and a page with charts\n"
-        "  wastegate audit --since 2026-05-04 --until 2026-05-05T12:00 --json\n",
+        "  wastegate audit --since 2026-05-04 --until 2026-05-05T12:00 --json\n"
+        "  wastegate audit --from litellm spend.jsonl --price-per-hour 2.5      another tool's records\n"
+        "  wastegate audit --from inference-perf reports/                       its load test's stages\n",
         formatter_class=_Help,
         allow_abbrev=False,
     )
@@ -300,36 +304,121 @@ def _audit_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--until", metavar="WHEN", help="the same, for the end (default: now)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write it as one page with charts")
     _ledger_flags(parser)
+    _foreign_flags(parser.add_argument_group("another tool's records, in place of a ledger")).add_argument(
+        "--from", dest="foreign", nargs="+", metavar=("KIND", "FILE"), help="vllm, otlp, litellm, inference-perf"
+    )
     parser.set_defaults(run=_audit)
 
 
+def _foreign_flags(group: argparse._ArgumentGroup) -> argparse._ArgumentGroup:
+    group.add_argument("--price-per-hour", type=float, metavar="DOLLARS", help="of each replica that they ran on")
+    group.add_argument("--replica", default="", metavar="NAME", help="where all ran (default: as the files say)")
+    group.add_argument("--model", default="", metavar="NAME", help="the model of all (default: as the files say)")
+    group.add_argument("--start", metavar="WHEN", help="when the first call came, for files without dates")
+    return group
+
+
+def _foreign(arguments: argparse.Namespace) -> Options:
+    """What is said of another tool's records. Raises ValueError."""
+    import time
+
+    from wastegate.load.imports import Options, price_of
+    from wastegate.steps.window import parse_when
+
+    start = parse_when(arguments.start, time.time()) if arguments.start else None
+    return Options(arguments.replica, arguments.model, start, price_of(arguments.price_per_hour))
+
+
 def _audit(arguments: argparse.Namespace) -> int:
-    import math
     import sqlite3
     import time
 
-    from wastegate.steps import audit, audit_html, audit_view
-    from wastegate.steps.window import parse_when
+    from wastegate.steps import audit, audit_html, audit_view, foreign
+    from wastegate.steps.window import parse_window
 
-    now = time.time()
+    done = None
     try:
-        start = parse_when(arguments.since, now) if arguments.since else -math.inf
-        end = parse_when(arguments.until, now) if arguments.until else math.inf
-        if arguments.html is None:
-            report = audit.run(_where(arguments), start, end)
+        window = parse_window(arguments.since, arguments.until, time.time())
+        if arguments.foreign and arguments.foreign[0] == "inference-perf":
+            return _audit_stages(arguments)
+        if arguments.foreign:
+            kind, *files = arguments.foreign
+            options, paths = _foreign(arguments), [Path(file) for file in files]
+            done, report = foreign.audited(kind, paths, options, *window, arguments.html, not arguments.json)
+        elif arguments.html is None:
+            report = audit.run(_where(arguments), *window)
         else:
-            report = audit_html.write(arguments.html, _where(arguments), start, end)
+            report = audit_html.write(arguments.html, _where(arguments), *window)
     except (ValueError, OSError, sqlite3.Error) as error:
         print(f"wastegate audit: {error}", file=sys.stderr)
         return 2
     verdict = audit.judge(report)
     if arguments.json:
+        _print_json({"report": report, "verdict": verdict, **({"import": done} if done is not None else {})})
+    else:
+        from rich.console import Console
+
+        print(*foreign.said(done) if done is not None else (), sep="\n", end="\n" if done is not None else "")
+        Console().print(audit_view.view(report, verdict))
+    return 1 if verdict.ruling == "fail" else 0
+
+
+def _audit_stages(arguments: argparse.Namespace) -> int:
+    """inference-perf's reports of stages. Raises ValueError and OSError."""
+    from wastegate.steps import loadtest, loadtest_view
+
+    if arguments.html is not None or arguments.since or arguments.until:
+        raise ValueError("reports of stages have no calls and no dates: leave out --html, --since and --until")
+    report = loadtest.run([Path(path) for path in arguments.foreign[1:]], _foreign(arguments).price)
+    verdict = loadtest.judge(report)
+    if arguments.json:
         _print_json({"report": report, "verdict": verdict})
     else:
         from rich.console import Console
 
-        Console().print(audit_view.view(report, verdict))
-    return 1 if verdict.ruling == "fail" else 0
+        Console().print(loadtest_view.view(report, verdict))
+    return 0
+
+
+def _import_parser(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "import",
+        help="calls that other tools recorded, into a ledger",
+        description="Read vLLM's per-request metrics or logs, OTLP spans in JSON, LiteLLM's spend logs or "
+        "inference-perf's record of requests into a ledger, so that audit, report and export can be asked of them. "
+        "Every row is accounted for; what could not be read is told with its line. docs/reports.md tells what each "
+        "field becomes.",
+        epilog="exit codes: 0 all read, 1 some rows could not be read, 2 bad usage or no such file\n"
+        "\nexamples:\n"
+        "  wastegate import litellm spend.jsonl --into old.db --price-per-hour 2.5\n"
+        "  wastegate import otlp traces.json --into old.db && wastegate audit --ledger old.db\n",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("kind", choices=("vllm", "otlp", "litellm", "inference-perf"))
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="also packed, as .gz")
+    parser.add_argument("--into", type=Path, required=True, metavar="LEDGER", help="made if it is not there")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    _foreign_flags(parser.add_argument_group("what the files do not say"))
+    parser.set_defaults(run=_import)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    import sqlite3
+
+    from wastegate.steps import foreign
+
+    try:
+        options = _foreign(arguments)
+        done = foreign.take_in(arguments.kind, arguments.files, arguments.into, options, not arguments.json)
+    except (ValueError, OSError, sqlite3.Error) as error:
+        print(f"wastegate import: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        _print_json(done)
+    else:
+        print(*foreign.said(done), sep="\n")
+    return 1 if foreign.faults(done) else 0
 
 
 def _explain_parser(commands: Commands[argparse.ArgumentParser]) -> None:

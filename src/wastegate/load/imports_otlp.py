@@ -1,0 +1,162 @@
+"""Spans of model calls in OTLP's JSON, as a collector's file exporter writes them. Reading only. Attribute names are
+those of OpenTelemetry's GenAI conventions, old and new, and of vLLM 0.32's own spans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from wastegate.core.ledger import Entry
+from wastegate.load.documents import Unread, values
+from wastegate.load.imports import Options, Read
+from wastegate.load.imports_rows import RowError, call, checked, identity, number_of, objects, text_of, tokens_of
+
+OPERATIONS = {
+    "chat": "/v1/chat/completions",
+    "text_completion": "/v1/completions",
+    "generate_content": "/v1/chat/completions",
+}
+_VLLM = "llm_request"
+_PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_CACHED = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cached_tokens")
+_FIRST = (
+    "gen_ai.latency.time_to_first_token",
+    "gen_ai.response.time_to_first_chunk",
+    "gen_ai.server.time_to_first_token",
+)
+"""Seconds from the span's start."""
+_TENANT = ("wastegate.tenant", "tenant.id", "enduser.id", "user.id")
+
+
+class _Span(Struct, frozen=True):
+    where: str
+    body: Mapping[str, Any]
+    resource: Mapping[str, Any]
+
+
+def read(path: Path, options: Options) -> Read:
+    """Export requests as JSON, one a line or one a file; a span is a row. Spans within another model call's span (the
+    engine's within its client's) are that call seen twice, and are left out."""
+    parents, calls = _family(path)
+    for span in _spans(path):
+        if isinstance(span, Unread):
+            yield span
+            continue
+        yield checked(span.where, lambda span=span: _call(span, parents, calls, options))  # type: ignore[misc]
+
+
+def _spans(path: Path) -> Iterator[_Span | Unread]:
+    for row in objects(values(path)):
+        if isinstance(row, Unread):
+            yield row
+            continue
+        where, request = row
+        groups = request.get("resourceSpans")
+        if not isinstance(groups, list):
+            yield Unread(where, "no spans", "resourceSpans is missing: not an OTLP request for traces")
+            continue
+        count = 0
+        for group in groups:
+            resource = _attributes(_inner(group, "resource"))
+            for scope in _list(group, "scopeSpans"):
+                for span in _list(scope, "spans"):
+                    count += 1
+                    yield _Span(f"{where}, span {count}", span if isinstance(span, Mapping) else {}, resource)
+
+
+def _inner(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _list(value: object, name: str) -> list[Any]:
+    found = _inner(value, name)
+    return found if isinstance(found, list) else []
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """Plain values by name; lists and maps are left out. Whole numbers are texts in OTLP's JSON."""
+    found: dict[str, Any] = {}
+    for pair in _list(value, "attributes"):
+        inner = _inner(pair, "value")
+        for kind in ("stringValue", "intValue", "doubleValue", "boolValue"):
+            if isinstance(inner, Mapping) and kind in inner:
+                found[str(_inner(pair, "key"))] = inner[kind]
+    return found
+
+
+def _family(path: Path) -> tuple[dict[str, str], set[str]]:
+    """Each span's parent, and which spans are model calls: a parent may come after its children."""
+    parents: dict[str, str] = {}
+    calls: set[str] = set()
+    for span in _spans(path):
+        if isinstance(span, _Span):
+            name = _id(span.body, "spanId")
+            parents[name] = _id(span.body, "parentSpanId")
+            if _is_call(span.body, _attributes(span.body)):
+                calls.add(name)
+    return parents, calls
+
+
+def _id(body: Mapping[str, Any], name: str) -> str:
+    """Unique within the file: span ids are unique within a trace only."""
+    span = text_of(body, name)
+    return f"{text_of(body, 'traceId')}/{span}" if span else ""
+
+
+def _is_call(body: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
+    operation = attributes.get("gen_ai.operation.name")
+    if operation is not None:
+        return operation in OPERATIONS
+    return body.get("name") == _VLLM or any(name in attributes for name in (*_PROMPT, *_OUTPUT))
+
+
+def _call(span: _Span, parents: Mapping[str, str], calls: set[str], options: Options) -> Entry:
+    body, attributes = span.body, _attributes(span.body)
+    if not _is_call(body, attributes):
+        raise RowError("not a model call", f"span {body.get('name')!r:.60}")
+    above, steps = parents.get(_id(body, "spanId"), ""), 0
+    while above and steps < len(parents):
+        if above in calls:
+            raise RowError("part of another call", f"span {body.get('name')!r:.60} is within another model call's span")
+        above, steps = parents.get(above, ""), steps + 1
+    arrived, ended = _time(body, "startTimeUnixNano"), _time(body, "endTimeUnixNano")
+    first = next((wait for name in _FIRST if (wait := number_of(attributes, name)) is not None), None)
+    failed = bool(attributes.get("error.type")) or _inner(body.get("status"), "code") in (2, "STATUS_CODE_ERROR")
+    trace, name = text_of(body, "traceId"), text_of(body, "spanId")
+    return call(
+        id=f"otlp-{trace}-{name}" if trace and name else identity("otlp", body),
+        arrived=arrived,
+        ended=ended,
+        replica=options.replica or _replica(attributes, span.resource),
+        model=options.model or text_of(attributes, "gen_ai.request.model", "gen_ai.response.model"),
+        # A wait that ends a little after the span is two clocks that differ, not another call.
+        first_token=None if first is None else min(arrived + max(first, 0.0), ended),
+        stream=first is not None or attributes.get("gen_ai.request.stream") is True,
+        outcome="failed" if failed else "finished",
+        reason=str(attributes.get("error.type", "error")) if failed else "",
+        prompt=tokens_of(attributes, *_PROMPT),
+        cached=tokens_of(attributes, *_CACHED),
+        output=tokens_of(attributes, *_OUTPUT),
+        path=OPERATIONS.get(str(attributes.get("gen_ai.operation.name")), "/v1/chat/completions"),
+        tenant=text_of({**span.resource, **attributes}, *_TENANT),
+        traceparent=f"00-{trace}-{name}-01" if len(trace) == 32 and len(name) == 16 else "",
+    )
+
+
+def _time(body: Mapping[str, Any], name: str) -> float:
+    nanoseconds = number_of(body, name)
+    if not nanoseconds:
+        raise RowError("no time", f"{name} is missing")
+    return nanoseconds / 1e9
+
+
+def _replica(attributes: Mapping[str, Any], resource: Mapping[str, Any]) -> str:
+    """The server that was called; for a server's own span, that server."""
+    if server := text_of(attributes, "server.address"):
+        port = attributes.get("server.port")
+        return f"{server}:{port}" if port else server
+    return text_of(resource, "service.instance.id", "host.name", "service.name")
