@@ -74,8 +74,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """How each replica's cap follows the load. ``policy = "fixed"`` leaves caps alone."""
     calls: int = 0
     """Calls of this route that may run at once, on all replicas together; 0: as many as there is room for."""
-    priority: int | None = None
-    """Of this route's calls, whatever they ask for; lower goes first."""
+    priority: int = 0
+    """Of this route's calls, whatever they ask for; lower goes first. 0: what they ask for."""
     max_wait: float = 0.0
     """Seconds in which a call must get its slot. One that cannot, by the pace of the line, is told so at once. 0: it
     waits as long as its timers allow."""
@@ -91,7 +91,7 @@ def decide(plan: Plan, view: View, config: Config) -> Plan:
     rations = view.rations
     if not config.on or plan.refusal is not None or plan.joins or rations is None:
         return plan
-    if config.priority is not None and plan.call.priority != config.priority:
+    if config.priority and plan.call.priority != config.priority:
         plan = replace(plan, call=replace(plan.call, priority=config.priority))
     if plan.replica is not None and config.calls and rations.running >= config.calls:
         why = f"batching: {rations.running} of the {config.calls} calls that the route may have run"
