@@ -20,6 +20,19 @@ class Divergence(Struct, frozen=True, gc=False):
     """Bytes behind it that are the same once more: they could have come from a cache, if it did not stand there."""
 
 
+class Stored(Struct, frozen=True, gc=False):
+    """An answer that is at hand before anything is decided: somebody asked exactly this ``age`` seconds before ``at``."""
+
+    call: str
+    """The id of the call that it was made for."""
+    at: float
+    age: float
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    """Counted then, as were the output tokens: what need not be computed again. None where unknown."""
+    output_tokens: int | None = None
+
+
 class Call(Struct, frozen=True, gc=False):
     """One request as it arrived.
 
@@ -53,6 +66,8 @@ class Call(Struct, frozen=True, gc=False):
     """Known only where its route is watched for it."""
     twin: bytes = b""
     """What is the same for two calls only if either's answer will do for both; empty where it is not to be shared."""
+    stored: Stored | None = None
+    """Its answer, where the answer cache has it: it is then not sent anywhere."""
     max_tokens: int | None = None
     n: int = 1
     deterministic: bool = False

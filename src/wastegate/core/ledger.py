@@ -20,6 +20,9 @@ UsageSource = Literal["engine", "counted", "estimated", "none"]
 """Where a token count comes from: the engine's usage, tokens counted in the stream as it passed, a
 guess from bytes, or nowhere."""
 
+ANSWERED = "answer cache:"
+"""How the trail of a call begins that was given a stored answer."""
+
 SHUTDOWN = "shutdown"
 """The reason of an attempt that the gateway's own end cut short."""
 
@@ -90,7 +93,12 @@ class Entry(Struct, frozen=True, gc=False):
     prompt_bytes: int = 0
     divergence: Divergence | None = None
     flew: Flew | None = None
-    """With whom it flew: it then has no attempt that finished, and costs nothing."""
+    """With whom it flew, or whose stored answer it got: it then has no attempt that finished, and costs nothing."""
+
+    @property
+    def was_stored(self) -> bool:
+        """It was given a stored answer."""
+        return self.flew is not None and bool(self.trail) and self.trail[0].startswith(ANSWERED)
 
 
 class Admission(Struct, frozen=True, gc=False, omit_defaults=True):

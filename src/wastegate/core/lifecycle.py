@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from msgspec.structs import replace
 
-from wastegate.core.call import Call, length_class
+from wastegate.core.call import Call, Stored, length_class
 from wastegate.core.effects import (
     Claim,
     Claimed,
@@ -23,7 +23,7 @@ from wastegate.core.effects import (
     Woken,
 )
 from wastegate.core.fleet import View
-from wastegate.core.ledger import SHUTDOWN, Attempt, Entry, Flew, Outcome
+from wastegate.core.ledger import ANSWERED, SHUTDOWN, Attempt, Entry, Flew, Outcome
 from wastegate.core.plan import Plan, Refusal, Rules, Timers, baseline
 
 Lever = Callable[[Plan, View], Plan]
@@ -33,6 +33,8 @@ Life = Generator[Command, Event, Closed]
 def lifecycle(call: Call, levers: Sequence[Lever], timers: Timers, rules: Rules) -> Life:
     """Every path through here ends in exactly one Closed, whatever the driver answers."""
     call = _call((yield Prepare(call)))
+    if call.stored is not None:
+        return _stored(call, call.stored)
     tried: tuple[Attempt, ...] = ()
     trail: tuple[str, ...] = ()
     continues = False
@@ -136,6 +138,14 @@ def _flown(call: Call, plan: Plan, joined: Joined, tried: tuple[Attempt, ...], t
         call, joined.at, joined.outcome, joined.status, joined.reason, tried, trail, joined.finish_reason, flew
     )
     return Closed(entry, refusal)
+
+
+def _stored(call: Call, stored: Stored) -> Closed:
+    """Its answer is at hand: nothing is computed, so it has no attempt and no cost."""
+    count = sum(tokens or 0 for tokens in (stored.prompt_tokens, stored.output_tokens))
+    why = f"{ANSWERED} as {stored.call} was {stored.age:.1f} s ago: saves its {count} tokens"
+    flew = Flew(stored.call, stored.prompt_tokens, stored.output_tokens)
+    return Closed(_entry(call, stored.at, "finished", 200, "", (), (why,), stored.finish_reason, flew))
 
 
 def _left_line(call: Call, plan: Plan, woken: Woken, tried: tuple[Attempt, ...], trail: tuple[str, ...]) -> Closed:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from wastegate.core.call import Call
 from wastegate.core.effects import Claim, Claimed, Closed, Event, Join, Joined, Look, Prepare, Queue, Reply, Send, Woken
-from wastegate.core.ledger import SHUTDOWN, Attempt, Outcome
+from wastegate.core.ledger import SHUTDOWN, Attempt, Entry, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
 from wastegate.gateway.answer import Answer
@@ -136,6 +136,11 @@ class Flight:
         self._answer = Answer(call, 0.0)
 
     # ---- the driver: commands in, events out
+
+    @property
+    def ended(self) -> Entry | None:
+        """How it has ended, once that is written down."""
+        return self._closed.entry if self._closed is not None else None
 
     def start(self) -> None:
         self._hub.flights.add(self)

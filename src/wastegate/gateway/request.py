@@ -41,6 +41,9 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True):
     A call with tools or guided decoding, or with several choices, never does."""
     levers: Levers = Levers()
     """Settings of ``[levers]`` for this route alone."""
+    answer_seconds: float = 0.0
+    """For so long an answer at temperature 0 is kept and given again to its tenant's calls that ask exactly the same.
+    0: none is."""
 
 
 class Incoming:
