@@ -40,7 +40,7 @@ from wastegate.load.blocks import Design
 from wastegate.load.curve_chart import page
 from wastegate.load.host import Rule
 from wastegate.load.paired import PairedError
-from wastegate.load.sweep import Config, Curve, Price, Report, Sheet
+from wastegate.load.sweep import DOLLARS, Config, Curve, Price, Report, Sheet
 from wastegate.load.sweep_arm import Asked, Shape
 from wastegate.load.sweep_command import this_machine, watched
 from wastegate.load.sweep_target import EngineError, Spec
@@ -137,7 +137,8 @@ def tell(report: Report, quick: bool) -> int:
             wrong.append(f"{curve.target} was measured on {len(measured)} levels only")
         if curve.knee.level is None and not curve.knee.why:
             wrong.append(f"{curve.target} has neither a knee nor a reason")
-    wrong += [f"nothing is said of {' and '.join(one.names)}" for one in sheet.meetings if not one.says]
+    wrong += [f"nothing is said of {' and '.join(one.names)}" for pairs in sheet.meetings.values() for one in pairs
+              if not one.says]  # fmt: skip
     print(f"{report.seconds:.0f} s; {'; '.join(dropped(report)) or 'no block dropped'}")
     knees = ", ".join(f"{curve.target} {knee_of(curve)}" for curve in sheet.curves)
     print(f"bar: {'fail: ' + '; '.join(wrong) if wrong else 'pass'}: knees: {knees}")
@@ -151,7 +152,7 @@ def knee_of(curve: Curve) -> str:
 def claim(report: Report, sheet: Sheet) -> list[str]:
     """The article's sentence, held against what was measured."""
     found = [f"\nthe claim: a small model is cheap below about {CLAIMED:g} requests a second, and dear above"]
-    (meeting,) = [one for one in sheet.meetings if set(one.names) == {SMALL, LARGE}]
+    (meeting,) = [one for one in sheet.meetings[DOLLARS] if set(one.names) == {SMALL, LARGE}]
     found.append(f"  {SMALL} against {LARGE}, dollars per request at equal calls at once: {meeting.says}")
     rates = {curve.target: curve.capacity for curve in sheet.curves}
     for name in (SMALL, LARGE):

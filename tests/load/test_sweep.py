@@ -17,7 +17,7 @@ from wastegate.load.blocks import Block, Design, Done, Run
 from wastegate.load.host import Host, Rule
 from wastegate.load.openloop import Stop
 from wastegate.load.paired import PairedError, Progress
-from wastegate.load.sweep import About, Config, Price, Report, sweep
+from wastegate.load.sweep import DOLLARS, INSTANCE_TIME, LATENCY, About, Config, Price, Report, sweep
 from wastegate.load.sweep_arm import Asked, Shape, Slo
 from wastegate.load.sweep_target import Spec
 
@@ -130,14 +130,18 @@ def replaced(block: Block) -> Block:
 
 
 def test_the_pair_is_held_against_each_other() -> None:
-    (meeting,) = made(config(), blocks()).sheets[0].meetings
+    meetings = made(config(), blocks()).sheets[0].meetings
+    (meeting,) = meetings[DOLLARS]
+    (waits,) = meetings[LATENCY]
+    assert waits.sides[0].ratio is not None
+    assert waits.sides[0].ratio.value == pytest.approx(1 / 3, rel=0.02)
     assert meeting.says == "fast is lower on every level: they do not cross between 1 and 64"
     assert meeting.sides[0].ratio is not None
     assert meeting.sides[0].ratio.value == pytest.approx(1 / 3, rel=0.02)
     dear = made(config(prices={"slow": PRICE, "fast": Price(dollars_per_hour=3.6, source="x")}), blocks())
-    assert dear.sheets[0].meetings[0].says.startswith("slow is lower on every level")
+    assert dear.sheets[0].meetings[DOLLARS][0].says.startswith("slow is lower on every level")
     bare = made(config(prices={"slow": PRICE}), blocks())
-    assert bare.sheets[0].meetings[0].says.startswith("fast is lower"), "by instance time"
+    assert bare.sheets[0].meetings[INSTANCE_TIME][0].says.startswith("fast is lower")
     assert bare.sheets[0].curves[1].points[0].dollars_per_1000 is None
 
 
@@ -167,7 +171,7 @@ def test_a_level_without_answers() -> None:
         if block.rate == 64.0:
             found[place] = replace(block, turns=(block.turns[0], done("fast", silent)))
     (sheet,) = made(config(), found).sheets
-    assert sheet.meetings[0].sides[-1].lower == ""
+    assert sheet.meetings[DOLLARS][0].sides[-1].lower == ""
     last = sheet.curves[1].points[-1]
     assert last.figures["e2e_p95"] is None, "no turn of it has one"
     assert last.dollars_per_1000 is not None

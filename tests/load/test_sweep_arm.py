@@ -9,6 +9,7 @@ import pytest
 from tests.load.conftest import ToyServer
 from tests.load.test_turns import result, turn
 from wastegate.core.steady import Rule
+from wastegate.load import sweep_arm
 from wastegate.load.sweep_arm import Asked, Shape, Slo, Swept, figures
 from wastegate.load.sweep_target import Running, Spec
 from wastegate.load.target import TargetError
@@ -93,6 +94,13 @@ async def test_so_many_offered(toy: ToyServer) -> None:
     assert sample.figures["settled"] == 1.0
     assert sample.figures["qps"] == pytest.approx(60.0, rel=0.6)
     assert 12 <= sample.figures["calls"] <= 29, "30 are sent, of which the first do not count"
+
+
+async def test_a_rate_that_could_not_be_sent_is_at_fault(toy: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same rule as a paired run's turn."""
+    monkeypatch.setattr(sweep_arm, "sending_fault", lambda report, held: f"{report.sent} sent, {held} held")
+    found = await swept(toy, mode="open")(turn(rate=40.0, seconds=0.5, warmup=0.0))
+    assert found.fault == f"{found.figures['calls']:.0f} sent, 0 held"
 
 
 async def test_a_server_that_falls_behind_has_not_settled(toy: ToyServer) -> None:

@@ -23,6 +23,9 @@ from wastegate.load.sweep_arm import Asked, Shape, Swept
 from wastegate.load.sweep_target import Running, Spec, running
 
 THOUSAND, MILLION = 1e3, 1e6
+DOLLARS, INSTANCE_TIME, LATENCY = "dollars per request", "instance time per request", "E2E P95"
+"""What targets are held against each other by."""
+_HOUR = 3600.0
 DEMANDS = 120
 """Demands at which the packing is looked at, from one instance's least to a hundred instances."""
 
@@ -110,8 +113,8 @@ class Sheet(Struct, frozen=True, kw_only=True):
 
     shape: Shape
     curves: tuple[Curve, ...]
-    meetings: tuple[Meeting, ...]
-    """Each pair of targets, by dollars (or, without prices, instance seconds) per request."""
+    meetings: dict[str, tuple[Meeting, ...]]
+    """By what they are compared (dollars, or without prices instance time, per request; latency): each pair."""
     packing: Packing | None
     run: Run
 
@@ -197,7 +200,7 @@ def _sheet(config: Config, targets: Sequence[About], shape: Shape, run: Run) -> 
     return Sheet(
         shape=shape,
         curves=curves,
-        meetings=tuple(_meeting(config, one, other, run) for one, other in combinations(targets, 2)),
+        meetings=_meetings(config, targets, run),
         packing=_packing(config, config.device, targets, curves) if config.device is not None else None,
         run=run,
     )
@@ -244,22 +247,27 @@ def _capacity(config: Config, points: Sequence[Point]) -> Capacity | None:
     return max(kept, key=lambda one: one.rate.value, default=None)
 
 
-def _meeting(config: Config, one: About, other: About, run: Run) -> Meeting:
-    """By what a request costs; by what it takes of an instance where either has no price."""
-    prices = (
-        (one.price.dollars_per_hour, other.price.dollars_per_hour) if one.price and other.price else (3600.0, 3600.0)
-    )
-    rows = [
-        [_inverse(run.series(about.name, "qps", level), price) for level in config.levels]
-        for about, price in zip((one, other), prices, strict=True)
-    ]
-    return meet((one.name, other.name), config.levels, rows[0], rows[1], config.design.seed, config.design.level)
+def _meetings(config: Config, targets: Sequence[About], run: Run) -> dict[str, tuple[Meeting, ...]]:
+    """Each pair by what a request costs (by what it takes of an instance where a price is missing), and by latency."""
+    priced = all(about.price for about in targets)
+    costs, waits = {}, {}
+    for about in targets:
+        price = about.price.dollars_per_hour if about.price and priced else _HOUR
+        costs[about.name] = [_inverse(run.series(about.name, "qps", level), price) for level in config.levels]
+        waits[about.name] = [run.series(about.name, "e2e_p95", level) for level in config.levels]
+    return {
+        name: tuple(
+            meet((one, other), config.levels, rows[one], rows[other], config.design.seed, config.design.level)
+            for one, other in combinations(rows, 2)
+        )
+        for name, rows in ((DOLLARS if priced else INSTANCE_TIME, costs), (LATENCY, waits))
+    }
 
 
 def _inverse(rates: Floats, price: float) -> Floats:
     """Cost per request of each block; infinite where nothing was answered."""
     found = np.full(len(rates), np.inf)
-    np.divide(price / 3600.0, rates, out=found, where=rates > 0)
+    np.divide(price / _HOUR, rates, out=found, where=rates > 0)
     return found
 
 

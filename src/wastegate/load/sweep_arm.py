@@ -19,7 +19,7 @@ from wastegate.load.report import FLOOR
 from wastegate.load.schedule import Pace
 from wastegate.load.sweep_target import Running
 from wastegate.load.target import TargetError
-from wastegate.load.turns import Sample, Turn, lengths, p50_and_p95
+from wastegate.load.turns import Sample, Turn, lengths, p50_and_p95, sending_fault
 
 Mode = Literal["closed", "open"]
 
@@ -80,13 +80,13 @@ class Swept:
         """Raises TargetError where the target cannot be used, or answers nothing in its warm-up turn."""
         self._target.resume()
         try:
-            done, figures = await (self._closed(turn) if self._asked.mode == "closed" else self._open(turn))
+            done, found, fault = await (self._closed(turn) if self._asked.mode == "closed" else self._open(turn))
         finally:
             self._target.pause()
         self._check(done, turn)
-        return Sample(figures=figures, fault="", notes=self._notes(done))
+        return Sample(figures=found, fault=fault, notes=self._notes(done))
 
-    async def _closed(self, turn: Turn) -> tuple[Replayed, dict[str, float]]:
+    async def _closed(self, turn: Turn) -> tuple[Replayed, dict[str, float], str]:
         drain = 0.0 if self._target.ours else self._asked.drain
         loop = ClosedLoop(round(turn.rate or 1), self._asked.settle, drain)
         replay = Replay(self._config(turn, Pace(rate=1.0)), lengths(*self._lengths, 1), self._known, sender=loop.run)
@@ -94,11 +94,11 @@ class Swept:
         self._known = replay.known
         window = loop.window
         if window is None:
-            return done, {}
+            return done, {}, ""
         counted = [result for result in done.results if window.holds((result.answer.ended or 0.0) - result.start)]
-        return done, figures(counted, window.seconds, self._asked.slo, window.settled)
+        return done, figures(counted, window.seconds, self._asked.slo, window.settled), ""
 
-    async def _open(self, turn: Turn) -> tuple[Replayed, dict[str, float]]:
+    async def _open(self, turn: Turn) -> tuple[Replayed, dict[str, float], str]:
         rate = turn.rate or 1.0
         pace = Pace(rate=rate, duration=turn.seconds, seed=turn.seed)
         rows = math.ceil(2 * (rate * turn.seconds + 1))
@@ -108,8 +108,9 @@ class Swept:
         counted = [one for one in done.results if one.planned.at >= turn.warmup and one.fate in ("ok", "failed")]
         ends = [one.answer.ended - one.start for one in counted if one.answer.ended is not None]
         kept = done.report.rates.kept
-        settled = kept is None or kept >= FLOOR
-        return done, figures(counted, max(ends, default=turn.warmup) - turn.warmup, self._asked.slo, settled)
+        seconds = max(ends, default=turn.warmup) - turn.warmup
+        found = figures(counted, seconds, self._asked.slo, kept is None or kept >= FLOOR)
+        return done, found, sending_fault(done.report, replay.progress.held)
 
     @property
     def _lengths(self) -> tuple[int, int]:

@@ -120,9 +120,9 @@ def conclusions(report: Report, sheet: Sheet) -> Iterator[str]:
             yield f"{curve.target}: no level keeps the {slo} for {report.config.enough:.0%} of its calls"
         else:
             yield f"{curve.target}: {spread(kept.rate)} good requests/s at most, at {kept.level:g}{unit}; {slo}"
-    what = "dollars per request" if all(about.price for about in report.targets) else "instance time per request"
-    for meeting in sheet.meetings:
-        yield f"{' against '.join(meeting.names)}, {what}: {meeting.says}"
+    for what, meetings in sheet.meetings.items():
+        for meeting in meetings:
+            yield f"{' against '.join(meeting.names)}, {what}: {meeting.says}"
 
 
 def _choices(packing: Packing) -> Table:

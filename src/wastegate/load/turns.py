@@ -73,7 +73,7 @@ class Replayed:
         self._known = run.known
         return Sample(
             figures=figures(done.results, turn.warmup),
-            fault=_fault(done.report, run.progress.held),
+            fault=sending_fault(done.report, run.progress.held),
             notes=done.report.notes + self._notes,
         )
 
@@ -126,7 +126,7 @@ def p50_and_p95(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_p50": float(p50), f"{name}_p95": float(p95)}
 
 
-def _fault(report: Report, held: int) -> str:
+def sending_fault(report: Report, held: int) -> str:
     """A turn whose rows were sent late by this tool shows this tool. One whose rows were held back because too many
     were in flight shows a slow server, and counts."""
     if not held and report.rates.share < FLOOR:
