@@ -24,7 +24,7 @@ import msgspec
 
 from tests.fake_replica import FakeReplica
 from wastegate.core.fleet import Replica
-from wastegate.core.ledger import Admission, Entry
+from wastegate.core.ledger import Entry
 from wastegate.core.world import World
 from wastegate.gateway import control, probe
 from wastegate.gateway.app import Gateway
@@ -179,14 +179,14 @@ class Running:
         self.entries: list[Entry] = []
         """Every call that was written down, in that order."""
         self._news = asyncio.Event()
-        write = self.hub.recorder.write
+        end = self.hub.recorder.end
 
-        def watched(admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
-            write(admissions, entries)
+        def watched(entries: Sequence[Entry]) -> None:
+            end(entries)
             self.entries.extend(entries)
             self._news.set()
 
-        self.hub.recorder.write = watched  # type: ignore[method-assign]
+        self.hub.recorder.end = watched  # type: ignore[method-assign]
 
     @property
     def world(self) -> World:

@@ -225,7 +225,7 @@ async def test_connections_to_a_replica_that_goes_are_closed(tmp_path: Path) -> 
 
 async def test_a_claim_is_written_down_with_what_a_lost_call_needs(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     admitted: list[Admission] = []
-    monkeypatch.setattr(hub.recorder, "write", lambda admissions, entries: admitted.extend(admissions))
+    monkeypatch.setattr(hub.recorder, "admit", admitted.append)
     replica = Replica("a", "http://127.0.0.1:1", ("m",), cap=1)
     world_of(hub).set_fleet([replica])
     world_of(hub).set_state("a", "ready")
@@ -282,7 +282,7 @@ async def test_all_that_ends_in_one_turn_is_written_at_once_and_one_fault_stops_
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writes: list[list[str]] = []
-    monkeypatch.setattr(hub.recorder, "write", lambda _, entries: writes.append([entry.id for entry in entries]))
+    monkeypatch.setattr(hub.recorder, "end", lambda entries: writes.append([entry.id for entry in entries]))
     told: list[str] = []
 
     def fault() -> None:

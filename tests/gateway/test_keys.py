@@ -15,10 +15,8 @@ KEY, OTHER = "sk-first-0123456789", "sk-second-9876543210"
 
 
 @pytest.mark.parametrize("value", [b"Bearer sk-first-0123456789", b"bearer  sk-second-9876543210 "])
-def test_a_good_key_is_taken_out_of_the_headers(value: bytes) -> None:
-    headers: Headers = [(b"host", b"x"), (b"authorization", value), (b"authorization", b"Bearer more")]
-    assert Keys([KEY, OTHER]).admit(headers)
-    assert headers == [(b"host", b"x")]
+def test_a_good_key_opens_the_door(value: bytes) -> None:
+    assert Keys([KEY, OTHER]).admit([(b"host", b"x"), (b"authorization", value), (b"authorization", b"Bearer more")])
 
 
 @pytest.mark.parametrize(

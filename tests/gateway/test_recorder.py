@@ -106,10 +106,10 @@ def until(true: Callable[[], bool], what: str) -> None:
 def test_what_ends_is_in_the_ledger_soon_and_the_journal_is_empty_at_the_end(tmp_path: Path, opened: Open) -> None:
     recorder = opened()
     for number in range(3):
-        recorder.write((admission(number),), ())
-        recorder.write((), (entry(number),))
+        recorder.admit(admission(number))
+        recorder.end((entry(number),))
     until(lambda: len(stored(tmp_path)) == 3, "three calls in the ledger")
-    recorder.write((), (entry(3),))
+    recorder.end((entry(3),))
     recorder.close()
     assert stored(tmp_path) == ["c-0", "c-1", "c-2", "c-3"]
     assert list((tmp_path / "journal").iterdir()) == []
@@ -144,10 +144,10 @@ def test_what_an_earlier_process_left_is_taken_over(tmp_path: Path, opened: Open
 
 def test_a_living_neighbour_is_left_alone(tmp_path: Path, opened: Open) -> None:
     one = opened("one")
-    one.write((admission(1),), ())
+    one.admit(admission(1))
     other = opened("two")
     assert stored(tmp_path) == []
-    one.write((), (entry(1),))
+    one.end((entry(1),))
     one.close()
     other.close()
     assert stored(tmp_path) == ["c-1"]
@@ -159,8 +159,8 @@ def test_a_full_segment_goes_once_its_calls_are_in_the_ledger(
     monkeypatch.setattr(Journal, "full", property(lambda self: self._size - self._copied > 2000))
     recorder = opened()
     for number in range(40):
-        recorder.write((admission(number),), ())
-        recorder.write((), (entry(number),))
+        recorder.admit(admission(number))
+        recorder.end((entry(number),))
     until(lambda: len(stored(tmp_path)) == 40, "forty calls in the ledger")
     until(lambda: len(list((tmp_path / "journal").iterdir())) == 1, "only the open segment is left")
     recorder.close()
@@ -188,9 +188,9 @@ def test_a_full_disk_turns_new_calls_away_and_says_why(
     opened: Open, disk: set[str], clock: Time, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = opened()
-    recorder.write((admission(1),), ())
+    recorder.admit(admission(1))
     disk.add("full")
-    recorder.write((), (entry(1),))
+    recorder.end((entry(1),))
     assert recorder.refusing
     assert "No space left on device" in recorder.failing
     assert str(tmp_path / "journal") in recorder.failing
@@ -205,7 +205,7 @@ def test_once_there_is_room_again_calls_are_taken(
 ) -> None:
     recorder = opened()
     disk.add("full")
-    recorder.write((admission(1),), ())
+    recorder.admit(admission(1))
     assert recorder.refusing
     clock.at += 2
     assert recorder.refusing, "it was tried again, and the disk is still full"
@@ -215,7 +215,7 @@ def test_once_there_is_room_again_calls_are_taken(
     assert not recorder.refusing
     assert recorder.failing == ""
     assert "can be written again" in caplog.text
-    recorder.write((), (entry(1),))
+    recorder.end((entry(1),))
     recorder.close()
     assert (stored(tmp_path), recorder.unrecorded) == (["c-1"], 0)
 
@@ -227,11 +227,11 @@ def test_who_would_rather_serve_is_told_how_many_were_not_written_down(
     disk.add("full")
     for number in range(3):
         assert not recorder.refusing
-        recorder.write((admission(number),), ())
-        recorder.write((), (entry(number),))
+        recorder.admit(admission(number))
+        recorder.end((entry(number),))
     assert recorder.unrecorded == 3
     disk.clear()
-    recorder.write((), (entry(4),))
+    recorder.end((entry(4),))
     recorder.close()
     assert stored(tmp_path) == ["c-4"]
     recorder.set_rules(Config())
@@ -249,9 +249,9 @@ def test_a_segment_that_cannot_be_rotated_stays_in_use(
 
     with monkeypatch.context() as during:
         during.setattr(Journal, "rotate", refused)
-        recorder.write((), (entry(1),))
+        recorder.end((entry(1),))
     assert recorder.failing == "no more files"
-    recorder.write((), (entry(2),))
+    recorder.end((entry(2),))
     assert recorder.failing == ""
     recorder.close()
     assert stored(tmp_path) == ["c-1", "c-2"]
@@ -272,7 +272,7 @@ def test_a_locked_database_loses_nothing(tmp_path: Path, opened: Open, caplog: p
     blocker = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     for number in range(5):
-        recorder.write((), (entry(number),))
+        recorder.end((entry(number),))
     until(lambda: "the ledger cannot be written" in caplog.text, "the lock was met")
     assert recorder.failing == "", "the journal can be written: calls go on"
     blocker.execute("ROLLBACK")
@@ -289,9 +289,9 @@ def test_what_memory_has_no_room_for_is_read_from_the_journal(
     blocker = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     for number in range(9):
-        recorder.write((), (entry(number),))
+        recorder.end((entry(number),))
     monkeypatch.setattr(Journal, "full", True)
-    recorder.write((), (entry(9),))
+    recorder.end((entry(9),))
     monkeypatch.setattr(Journal, "full", False)
     until(lambda: "the ledger cannot be written" in caplog.text, "the lock was met")
     blocker.execute("ROLLBACK")
@@ -307,7 +307,7 @@ def test_a_database_that_stays_locked_leaves_all_to_the_next_start(
     recorder = opened()
     blocker = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    recorder.write((), (entry(1),))
+    recorder.end((entry(1),))
     recorder.close()
     assert "keeps the calls for the next start" in caplog.text
     blocker.execute("ROLLBACK")
@@ -326,7 +326,7 @@ def test_nothing_ends_the_thread_that_feeds_the_ledger(
 
     with monkeypatch.context() as during:
         during.setattr(Ledger, "add", broken)
-        recorder.write((), (entry(1),))
+        recorder.end((entry(1),))
         until(lambda: "a number that no column can hold" in caplog.text, "the fault was met")
     until(lambda: stored(tmp_path) == ["c-1"], "the call is in the ledger")
 

@@ -74,11 +74,9 @@ def test_a_replica_without_an_authority_of_its_own_is_trusted_by_the_systems() -
     assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-def test_only_the_key_of_the_replica_goes_on() -> None:
-    origin = Origin("http://gpu-a", Access("theirs"))
-    given = b"accept: */*\r\nauthorization: Bearer the-clients\r\nx-authorization: kept\r\n"
-    assert origin.headers(given) == b"authorization: Bearer theirs\r\naccept: */*\r\nx-authorization: kept\r\n"
-    assert origin.headers(b"") == b"authorization: Bearer theirs\r\n"
+def test_a_replica_with_a_key_of_its_own_gets_a_header_line_for_it() -> None:
+    assert Origin("http://gpu-a", Access("theirs")).authorization == b"authorization: Bearer theirs\r\n"
+    assert Origin("http://gpu-a").authorization == b""
 
 
 def test_what_is_known_of_an_address_is_used_again() -> None:

@@ -173,7 +173,7 @@ class Hub:
             call.traceparent,
         )
         # At once, before it is sent: a kill must leave a trace of every call that a replica works on.
-        self.recorder.write((admission,), ())
+        self.recorder.admit(admission)
 
     def unclaimed(self, call: Call) -> None:
         """It asked for a slot, and got or has none any more."""
@@ -210,7 +210,7 @@ class Hub:
         ended, self._ended = self._ended, []
         waiting, self._then = self._then, []
         if ended:
-            self.recorder.write((), ended)
+            self.recorder.end(ended)
         for then in waiting:
             try:
                 then()

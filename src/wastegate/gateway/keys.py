@@ -6,9 +6,9 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 
-_SCHEME = b"bearer "
+from wastegate.gateway.heads import Headers
 
-Headers = list[tuple[bytes, bytes]]
+_SCHEME = b"bearer "
 
 
 class Keys:
@@ -20,10 +20,7 @@ class Keys:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def admit(self, headers: Headers) -> bool:
-        """Whether ``authorization: Bearer …`` (names in lower case) holds one of them.
-
-        It is then taken out of the headers, so that it goes no further.
-        """
+        """Whether ``authorization: Bearer …`` (names in lower case) holds one of them."""
         value = next((value for name, value in headers if name == b"authorization"), b"")
         if value[: len(_SCHEME)].lower() != _SCHEME:
             return False
@@ -31,6 +28,4 @@ class Keys:
         good = False
         for known in self._digests:  # all of them: how long it takes must not tell which one was near
             good |= hmac.compare_digest(known, digest)
-        if good:
-            headers[:] = [pair for pair in headers if pair[0] != b"authorization"]
         return good

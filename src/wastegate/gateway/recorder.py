@@ -19,7 +19,7 @@ from wastegate.store.schema import LedgerError
 
 log = logging.getLogger(__name__)
 
-_BATCH_SECONDS = 0.25
+_BATCH_SECONDS = 1.0
 _BATCH = 5_000
 _RETRY_SECONDS = 1.0
 _CLOSE_SECONDS = 30.0
@@ -87,20 +87,32 @@ class Recorder:
             self.beat()  # the disk may have room again: a line without a call tells
         return bool(self.failing)
 
-    def write(self, admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
-        """Calls that are on their way to a replica, and calls that have ended. After this returns, a kill of this
-        process cannot lose those that have ended."""
+    def admit(self, admission: Admission) -> None:
+        """A call that is on its way to a replica: a kill of this process leaves a trace of it."""
         try:
-            self._journal.write(admissions, entries)
+            self._journal.admit(admission)
+        except JournalError as error:
+            self._failed(error)
+            return
+        self._written()
+
+    def end(self, entries: Sequence[Entry]) -> None:
+        """Calls that have ended. After this returns, a kill of this process cannot lose them."""
+        try:
+            self._journal.end(*entries)
         except JournalError as error:
             self.unrecorded += len(entries)
             self._failed(error)
             return
-        self._works()
         if len(self._pending) < _BACKLOG:
             self._pending.extend(entries)
         else:
             self._spilled.add(self._journal.path)
+        self._written()
+
+    def _written(self) -> None:
+        if self.failing:
+            self._works()
         if self._journal.full:
             self._rotate()
 
@@ -111,7 +123,7 @@ class Recorder:
         except JournalError as error:
             self._failed(error)
             return
-        self._works()
+        self._written()
 
     def save_spans(self, spans: Sequence[ReplicaSpan]) -> None:
         self._pending.extend(spans)
@@ -133,9 +145,8 @@ class Recorder:
             self._pending.append(old)
 
     def _works(self) -> None:
-        if self.failing:
-            log.warning("the journal can be written again")
-            self.failing = ""
+        log.warning("the journal can be written again")
+        self.failing = ""
 
     def _failed(self, error: JournalError) -> None:
         self._tried = self._now()

@@ -54,13 +54,15 @@ class Client(Protocol):
 class Outgoing:
     """A request as it will be sent: everything but what each attempt adds."""
 
-    __slots__ = ("body", "headers", "path", "prompt")
+    __slots__ = ("authorization", "body", "headers", "path", "prompt")
 
-    def __init__(self, path: bytes, headers: bytes, body: bytes, prompt: bytes) -> None:
+    def __init__(self, path: bytes, headers: bytes, body: bytes, prompt: bytes, authorization: bytes = b"") -> None:
         self.path = path
         self.headers = headers
         self.body = body
         self.prompt = prompt
+        self.authorization = authorization
+        """The client's own header line, for replicas that have no key of theirs."""
 
 
 class Flight:
@@ -133,7 +135,7 @@ class Flight:
         self._connection: Connection | None = None
         self._dialling: asyncio.Task[None] | None = None
         self._redialled = False
-        self._answer = Answer(call, 0.0)
+        self._answer = Answer(call, call.arrived)
 
     # ---- the driver: commands in, events out
 
@@ -242,7 +244,8 @@ class Flight:
         self._claimed = command.claimed
         self._sent = None
         self._redialled = False
-        self._answer = Answer(self._call, command.claimed)
+        if command.plan.number > 1:
+            self._answer = Answer(self._call, command.claimed)
         if command.plan.most_tokens is not None:
             self._out.body = with_most_tokens(self._out.body, command.plan.most_tokens)
         if command.plan.reduced and _REDUCED not in self._out.headers:
@@ -289,12 +292,12 @@ class Flight:
     def _go(self, connection: Connection) -> None:
         assert self._plan is not None
         out, origin = self._out, connection.origin
-        headers = origin.headers(out.headers) if origin.authorization else out.headers
-        head = b"POST %s%s HTTP/1.1\r\nhost: %s\r\n%sx-request-id: %s.%d\r\ncontent-length: %d\r\n\r\n" % (
+        head = b"POST %s%s HTTP/1.1\r\nhost: %s\r\n%s%sx-request-id: %s.%d\r\ncontent-length: %d\r\n\r\n" % (
             origin.prefix,
             out.path,
             origin.host_header,
-            headers,
+            origin.authorization or out.authorization,
+            out.headers,
             self._call.id.encode(),
             self._plan.number,
             len(self._body),

@@ -3,7 +3,6 @@ is neither kept nor logged."""
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from wastegate.core.call import BYTES_PER_TOKEN, Call
 from wastegate.core.lifecycle import Lever, lifecycle
 from wastegate.core.plan import Timers
 from wastegate.gateway.flights import Special
+from wastegate.gateway.heads import Headers, Known, Labels, label, read_labels
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.keys import Keys
 from wastegate.gateway.relay import Flight, Outgoing
@@ -49,12 +49,16 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True):
 class Incoming:
     """A request as it is read from the wire. Header names are lower case."""
 
-    __slots__ = ("body", "body_size", "header_bytes", "headers", "headers_done", "http_10", "keep", "method", "url")
+    __slots__ = (
+        "body", "body_size", "header_bytes", "headers", "headers_done", "http_10", "keep", "known", "method", "url",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.url = b""
-        self.method = b""
-        self.headers: list[tuple[bytes, bytes]] = []
+    def __init__(self, known: Known | None = None) -> None:
+        self.known = known
+        """Where its head has been read before."""
+        self.url = known.url if known is not None else b""
+        self.method = b"POST" if known is not None else b""
+        self.headers: Headers = known.headers if known is not None else []
         self.headers_done = False
         self.header_bytes = 0
         self.body: list[bytes] = []
@@ -88,22 +92,7 @@ _OPEN = (b"/health", b"/ready")
 # Of these: answered without running the model.
 _WITHOUT_MODEL = (b"/tokenize", b"/detokenize")
 
-# Not passed on: they belong to the connection, or are written anew for each attempt. Without accept-encoding the
-# answer comes uncompressed, so that its usage can be read.
-_DROPPED = frozenset(
-    (
-        b"host", b"connection", b"keep-alive", b"proxy-connection", b"content-length", b"transfer-encoding", b"te",
-        b"trailer", b"upgrade", b"expect", b"accept-encoding", b"x-request-id", b"proxy-authorization",
-    )
-)  # fmt: skip
-
-_TENANT = b"x-wastegate-tenant"
-_TAG = b"x-wastegate-tag-"
-_OURS = b"x-wastegate-"
-_MOST_TAGS = 8
-_LABEL_CHARACTERS = 64
 _MODEL_CHARACTERS = 256
-_UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
 class Gate:
@@ -172,29 +161,20 @@ class Gate:
         prompt = request.text
         _, route, levers, special = self._routes[path]
         timers = route.timers
-        call = self._label(incoming, path, request, len(body), len(prompt))
+        labels = incoming.known.labels if incoming.known is not None else read_labels(incoming.headers)
+        call = self._label(labels, path, request, len(body), len(prompt))
+        # A key that opens this door goes no further.
+        authorization = labels.authorization if self.keys is None else b""
         kind = Flight
         if special is not None:
-            call, kind = special.dress(call, request, body, prompt, incoming.header(b"authorization"))
+            call, kind = special.dress(call, request, body, prompt, authorization)
         if call.stream and not call.wants_usage:
             body = with_usage(body, request)
-        out = Outgoing(incoming.url, _forwarded(incoming.headers), body, prompt)
+        out = Outgoing(incoming.url, labels.forwarded, body, prompt, authorization)
         flight = kind(hub, client, call, lifecycle(call, levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
         client.fly(flight, call.id.encode())
 
-    def _label(self, incoming: Incoming, path: bytes, request: Request, size: int, prompt_size: int) -> Call:
-        tenant, client_id, traceparent = "default", "", ""
-        tags: list[tuple[str, str]] = []
-        for name, value in incoming.headers:
-            if name[:2] != b"x-":
-                if name == b"traceparent":
-                    traceparent = _label(value)
-            elif name == _TENANT:
-                tenant = _label(value) or "default"
-            elif name == b"x-request-id":
-                client_id = _label(value)
-            elif name.startswith(_TAG) and len(tags) < _MOST_TAGS:
-                tags.append((_label(name[len(_TAG) :]), _label(value)))
+    def _label(self, labels: Labels, path: bytes, request: Request, size: int, prompt_size: int) -> Call:
         self._sequence += 1
         text, route, _, _ = self._routes[path]
         options = request.stream_options
@@ -205,7 +185,7 @@ class Gate:
             route=route.name,
             path=text,
             model=(request.model or "")[:_MODEL_CHARACTERS],
-            tenant=tenant,
+            tenant=labels.tenant,
             stream=bool(request.stream),
             wants_usage=path not in _COMPLETIONS or bool(options is not None and options.include_usage),
             prompt_bytes=prompt_size,
@@ -217,9 +197,9 @@ class Gate:
             deterministic=request.deterministic,
             may_continue=_may_continue(request, route),
             priority=request.priority or 0,
-            tags=tuple(tags),
-            client_id=client_id,
-            traceparent=traceparent,
+            tags=labels.tags,
+            client_id=labels.client_id,
+            traceparent=labels.traceparent,
         )
 
     def _models(self) -> bytes:
@@ -235,10 +215,10 @@ class Gate:
 
     def _unknown(self, incoming: Incoming, path: bytes, client: Responder) -> None:
         self.hub.tally.reject("path")
-        shown = _label(path)
+        shown = label(path)
         known = ", ".join(p.decode() for p in _COMPLETIONS)
         if path in _COMPLETIONS or path in _OTHERS:
-            method = _label(incoming.method)
+            method = label(incoming.method)
             _respond_error(client, 405, f"{shown} takes POST, not {method}", b"allow: POST\r\n")
         else:
             _respond_error(client, 404, f"{shown} is not served here; POST to {known}, or GET /v1/models")
@@ -251,19 +231,3 @@ def _may_continue(request: Request, route: Route) -> bool:
 
 def _respond_error(client: Responder, status: int, message: str, extra: bytes = b"") -> None:
     client.respond(status, b"application/json", error_body(status, message), extra)
-
-
-def _label(value: bytes) -> str:
-    """A label that a client chose: printable, and not longer than a report can show."""
-    return _UNSAFE.sub("?", value[:_LABEL_CHARACTERS].decode("latin-1").strip())
-
-
-def _forwarded(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The headers that go on to the replica. Those that ``connection`` names end here too."""
-    dropped = _DROPPED
-    for name, value in headers:
-        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            dropped = dropped | {token.strip() for token in value.lower().split(b",")}
-    return b"".join(
-        [b"%s: %s\r\n" % (name, value) for name, value in headers if name not in dropped and not name.startswith(_OURS)]
-    )

@@ -12,6 +12,7 @@ import httptools
 from msgspec import Struct
 
 from wastegate.core.plan import Refusal
+from wastegate.gateway.heads import Known, learn
 from wastegate.gateway.request import Gate, Incoming
 from wastegate.gateway.upstream import Headers
 from wastegate.openai.errors import error_body
@@ -76,6 +77,10 @@ class ClientConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._incoming: Incoming | None = None
         """The request that is being read."""
+        self._read = b""
+        """The piece that the parser is given, where a request begins with it."""
+        self._known: Known | None = None
+        """The head of the first call on this connection."""
         self._ready: deque[Incoming] = deque()
         """Requests that are whole, and wait for the one before them."""
         self._flight: Flight | None = None
@@ -105,19 +110,37 @@ class ClientConnection(asyncio.Protocol):
             self._reject(503, "the gateway holds as many connections as it may; try again shortly", "connections")
 
     def data_received(self, data: bytes) -> None:
+        if self._incoming is None and not self._busy and not self._ready and not self._closing:
+            if self._known is not None and self._serve_known(self._known, data):
+                return
+            self._read = data
         while data and not self._closing:
             try:
                 self._parser.feed_data(data)
+                self._read = b""
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_offer() + data[upgrade.args[0] :]
             except httptools.HttpParserCallbackError as error:
-                self._fault(error)
+                self._fault(error.__context__)
                 return
             except httptools.HttpParserError as error:
                 if not self._closing:
                     self._reject(400, f"the request is not valid HTTP: {error}", "unreadable")
                 return
+
+    def _serve_known(self, known: Known, data: bytes) -> bool:
+        """Serve a request whose head has been read before. False: it is the parser's."""
+        body = known.body(data)
+        if body is None or len(body) > self._gate.limits.body_bytes:
+            return False
+        incoming = Incoming(known)
+        incoming.body.append(body)
+        try:
+            self._serve(incoming)
+        except Exception as error:
+            self._fault(error)
+        return True
 
     def _without_offer(self) -> bytes:
         """The head of a request that offers another protocol, as Java's client offers HTTP/2 with every first one. An
@@ -131,9 +154,9 @@ class ClientConnection(asyncio.Protocol):
         lines += [b"connection: " + (b"keep-alive" if offered.keep else b"close"), b"", b""]
         return b"\r\n".join(lines)
 
-    def _fault(self, error: httptools.HttpParserCallbackError) -> None:
+    def _fault(self, error: BaseException | None) -> None:
         """A mistake of ours, not the client's: said, and this connection ended."""
-        log.error("a request could not be served: %s", error.__context__, exc_info=error.__context__)
+        log.error("a request could not be served: %s", error, exc_info=error)
         if self._flight is None and self._transport is not None:
             self._keep = False
             self.respond(
@@ -240,6 +263,8 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._ready.append(incoming)
             return
+        if self._known is None and incoming.keep and not incoming.http_10:
+            self._known = incoming.known = learn(self._read, incoming.url, incoming.headers, incoming.body_size)
         self._serve(incoming)
 
     # ---- one request

@@ -68,15 +68,10 @@ class Origin:
         self.host_header = parts.netloc.encode()
         self.access = access or Access()
         self.authorization = _bearer(self.access)
-        """A header line; empty where the client's own goes on."""
+        """A header line, in place of the client's; empty where the client's own goes on."""
         self.tls = _trusting(self.access) if parts.scheme == "https" else None
         if self.tls is None and self.access.ca_file:
             raise UrlError(f"{url!r} is not https://, so ca_file has no use: remove it, or write https://")
-
-    def headers(self, given: bytes) -> bytes:
-        """The client's header lines (names in lower case), with the replica's own key in place of the client's."""
-        lines = [line for line in given.split(b"\r\n") if line and not line.startswith(b"authorization:")]
-        return self.authorization + b"".join([line + b"\r\n" for line in lines])
 
 
 def _shown(url: str) -> str:

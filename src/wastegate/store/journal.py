@@ -60,23 +60,18 @@ class Journal:
         """Bytes at the head that only repeat what an earlier segment says."""
         self._torn = False
 
-    def write(self, admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
-        """Calls that were admitted, or whose attempts (``number`` ≥ 1) start, and calls that have ended: from here on
-        no kill can lose these. All of it is one write, or none of it is there. Raises JournalError."""
-        starts = [b"A" + _encode(admission) + b"\n" for admission in admissions]
-        self._write(b"".join([*starts, *(b"E" + _encode(entry) + b"\n" for entry in entries)]))
-        for admission, line in zip(admissions, starts, strict=True):
-            self._in_flight[admission.id] = self._in_flight.get(admission.id, b"") + line
+    def admit(self, admission: Admission) -> None:
+        """A call that was admitted, or whose attempt (``number`` ≥ 1) starts: from here on no kill can lose it.
+        Raises JournalError."""
+        line = b"A%b\n" % _encode(admission)
+        self._write(line)
+        self._in_flight[admission.id] = self._in_flight.get(admission.id, b"") + line
+
+    def end(self, *entries: Entry) -> None:
+        """Calls that have ended: one write, or none of it is there. Raises JournalError."""
+        self._write(b"".join([b"E%b\n" % _encode(entry) for entry in entries]))
         for entry in entries:
             self._in_flight.pop(entry.id, None)
-
-    def admit(self, admission: Admission) -> None:
-        """:meth:`write` for one admission."""
-        self.write((admission,), ())
-
-    def end(self, entry: Entry) -> None:
-        """:meth:`write` for one end."""
-        self.write((), (entry,))
 
     @property
     def full(self) -> bool:
