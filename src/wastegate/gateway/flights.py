@@ -3,6 +3,7 @@ back until it is whole. Used only where a route asks for them; which calls may s
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import blake2b
 
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from wastegate.core.effects import Closed, Joined
 from wastegate.core.ledger import SHUTDOWN, Entry, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
+from wastegate.gateway.answer_cache import Answers, Maker, StoredFlight, keeping, key_of, stored
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.relay import Client, Flight, Outgoing
 from wastegate.gateway.twins import Fan, Member
@@ -279,19 +281,23 @@ class BufferedFlight(Flight):
 class Special:
     """What a route asks for beyond the relay. Routes that ask for nothing have none."""
 
-    def __init__(self, config: streaming.Config, watch: Watch) -> None:
+    def __init__(self, config: streaming.Config, watch: Watch, answers: Answers, answer_seconds: float) -> None:
         self._config = config
         self._watch = watch
+        self._answers = answers
+        self._answer_seconds = answer_seconds
 
     @classmethod
-    def of(cls, config: streaming.Config, watch: Watch) -> Special | None:
+    def of(
+        cls, config: streaming.Config, watch: Watch, answers: Answers, answer_seconds: float = 0.0
+    ) -> Special | None:
         """None where the relay's own flights will do."""
-        special = config.one_flight or config.watch_prefixes or config.answers == "buffered"
-        return cls(config, watch) if special else None
+        special = config.one_flight or config.watch_prefixes or config.answers == "buffered" or answer_seconds > 0
+        return cls(config, watch, answers, answer_seconds) if special else None
 
     def dress(
         self, call: Call, request: Request, body: bytes, prompt: bytes, authorization: bytes
-    ) -> tuple[Call, type[Flight]]:
+    ) -> tuple[Call, Maker]:
         """The call with what its route wants known of it, and the kind of its flight."""
         config = self._config
         completes = call.path.endswith("/completions")
@@ -299,11 +305,18 @@ class Special:
             call = replace(call, divergence=self._watch.look(call.route, call.model, prompt))
         if config.answers == "buffered":
             return call, BufferedFlight
-        if config.one_flight and completes and request.repeatable:
-            twin = twin_of(call, body, authorization)
-            if twin:
-                return replace(call, twin=twin), SharedFlight
-        return call, Flight
+        if not (completes and request.repeatable):
+            return call, Flight
+        twin = twin_of(call, body, authorization)
+        make: Maker = Flight
+        if self._answer_seconds and (key := key_of(call, twin)):
+            kept = self._answers.get(key, call.arrived)
+            if kept is not None:
+                return stored(call, kept), partial(StoredFlight, kept)
+            make = keeping(SharedFlight if config.one_flight else Flight, self._answers, key, self._answer_seconds)
+        elif config.one_flight and twin:
+            make = SharedFlight
+        return (replace(call, twin=twin) if config.one_flight else call), make
 
 
 def twin_of(call: Call, body: bytes, authorization: bytes) -> bytes:

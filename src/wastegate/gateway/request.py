@@ -14,6 +14,7 @@ from msgspec import Struct
 from wastegate.core.call import BYTES_PER_TOKEN, Call
 from wastegate.core.lifecycle import Lever, lifecycle
 from wastegate.core.plan import Timers
+from wastegate.gateway.answer_cache import Answers, Maker
 from wastegate.gateway.flights import Special
 from wastegate.gateway.heads import Headers, Known, Labels, label, read_labels
 from wastegate.gateway.hub import Hub
@@ -108,6 +109,7 @@ class Gate:
         self._boot = secrets.token_hex(5)
         self._sequence = 0
         self._watch = Watch()
+        self._answers = Answers()
         self._routes: dict[bytes, tuple[str, Route, tuple[Lever, ...], Special | None]] = {}
         self.set_routes(routes, timers, levers)
 
@@ -118,8 +120,11 @@ class Gate:
             path = raw.decode()
             own = Route(path, path, timers, levers=levers)
             route = next((route for route in routes if fnmatchcase(path, route.match)), own)
-            table[raw] = path, route, active(route.levers), Special.of(route.levers.streaming, self._watch)
+            table[raw] = path, route, active(route.levers), self._special(route)
         self._routes = table
+
+    def _special(self, route: Route) -> Special | None:
+        return Special.of(route.levers.streaming, self._watch, self._answers, route.answer_seconds)
 
     def serve(self, incoming: Incoming, client: Responder) -> None:
         """Answer at once, or let the request fly as a call."""
@@ -165,7 +170,7 @@ class Gate:
         call = self._label(labels, path, request, len(body), len(prompt))
         # A key that opens this door goes no further.
         authorization = labels.authorization if self.keys is None else b""
-        kind = Flight
+        kind: Maker = Flight
         if special is not None:
             call, kind = special.dress(call, request, body, prompt, authorization)
         if call.stream and not call.wants_usage:
