@@ -4,7 +4,6 @@ cache, and only where a route asks for it. Answers live in memory alone; which c
 from __future__ import annotations
 
 from collections import OrderedDict
-
 from typing import Protocol
 
 from msgspec import Struct
@@ -170,6 +169,7 @@ def keeping(make: Maker, answers: Answers, key: bytes, seconds: float) -> Maker:
 
 def stored(call: Call, kept: Kept) -> Call:
     """The call with the answer that it will get, as far as policy and ledger are concerned."""
-    told = Stored(kept.call, call.arrived, call.arrived - kept.at, kept.finish_reason, kept.prompt_tokens, kept.output_tokens)
+    told = Stored(
+        kept.call, call.arrived, call.arrived - kept.at, kept.finish_reason, kept.prompt_tokens, kept.output_tokens
+    )
     return replace(call, stored=told)
-
