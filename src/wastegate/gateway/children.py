@@ -8,12 +8,16 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
-from wastegate.core.fleet import Replica
+from wastegate.core.elastic import Config as ElasticConfig
+from wastegate.core.fleet import Replica, ReplicaState
 from wastegate.core.ledger import NANO
+from wastegate.gateway.elastic import Elastic
 from wastegate.gateway.probe import Prober
 from wastegate.gateway.roster import Roster
 
@@ -40,10 +44,14 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Bind each replica to a core of its own: unbound ones land on the same core and halve each other."""
     arguments: tuple[str, ...] = ()
     """More arguments for ``wastegate engine``."""
+    elastic: ElasticConfig = ElasticConfig()
+    """Whether they come and go with the load."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas is {self.replicas}: at least 1")
+        if self.elastic.least > self.replicas:
+            raise ValueError(f"elastic.least is {self.elastic.least}, but there are only {self.replicas} replicas")
         if self.price_per_hour < 0:
             raise ValueError(f"price_per_hour is {self.price_per_hour}: it cannot be below 0")
 
@@ -63,6 +71,7 @@ class Child:
         self._stopping = False
 
     def start(self) -> None:
+        self._stopping = False
         self._roster.put(self._replica(""))  # no address yet: its port is known once it is ready
         self._task = asyncio.ensure_future(self._keep_alive())
 
@@ -140,6 +149,10 @@ class Child:
             if not line:
                 return None
 
+    def park(self) -> None:
+        """It has been stopped for now, and is at no address."""
+        self._roster.put(self._replica(""))
+
     async def stop(self, seconds: float) -> None:
         """Ask it to drain, then insist."""
         self._stopping = True
@@ -161,7 +174,17 @@ class Child:
 class Children:
     """All local replicas of one gateway."""
 
-    def __init__(self, config: Config, roster: Roster, prober: Prober, logs: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        roster: Roster,
+        prober: Prober,
+        logs: Path,
+        states: Callable[[], tuple[ReplicaState, ...]] = tuple,
+        waiting: Callable[[], int] = int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``states``, ``waiting`` (calls in line) and ``now`` tell the load, where replicas come and go with it."""
         logs.mkdir(parents=True, exist_ok=True)
         cores = sorted(os.sched_getaffinity(0))
         self._children = [
@@ -176,9 +199,17 @@ class Children:
             for number in range(config.replicas)
         ]
 
+        elastic = config.elastic
+        self._elastic = Elastic(self._children, elastic, roster, states, waiting, now) if elastic.least else None
+
     def start(self) -> None:
+        if self._elastic is not None:
+            self._elastic.start()
+            return
         for child in self._children:
             child.start()
 
     async def stop(self, seconds: float) -> None:
+        if self._elastic is not None:
+            await self._elastic.stop()
         await asyncio.gather(*(child.stop(seconds) for child in self._children))

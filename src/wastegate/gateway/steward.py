@@ -46,7 +46,11 @@ class Steward:
         self.watcher = Watcher(self.world, config.signals, now)
         logs = config.data / "logs"
         self._collector = records.Collector(config.records, book.save_records, book.cursors, now)
-        self._local = None if config.replicas else children.Children(config.local, self.roster, self._prober, logs)
+        self._local = None
+        if not config.replicas:
+            self._local = children.Children(
+                config.local, self.roster, self._prober, logs, lambda: self.world.states, lambda: report().waiting, now
+            )
         host, port = address(config.control.listen)
         self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
         self._control.seen = self.watcher.seen
