@@ -82,7 +82,7 @@ def measure(entries: Sequence[Entry], config: Config) -> Effect:
     along are their leader's. What cancelling saved, and what a bound did, cannot be seen from here: nobody knows how
     long those answers would have become. Harmed are calls whose answer ended at a bound that this lever had set.
     """
-    done = [_Tokens.of(entry) for entry in entries if entry.outcome == "finished"]
+    done = [_Tokens.of(entry) for entry in entries if entry.outcome == "finished" and not entry.was_stored]
     total = sum(one.all for one in done)
     parts = {
         "prefix cache": sum(one.cached for one in done) / total if total else 0.0,
