@@ -17,6 +17,7 @@ def main(model: str, streams: int, context: int) -> None:
     params.model.path = model
     params.hostnames = ["127.0.0.1"]
     params.port = 0
+    params.endpoint_metrics = True
     params.n_parallel = streams
     params.n_ctx = streams * context
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))

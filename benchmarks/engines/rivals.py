@@ -154,15 +154,23 @@ def start_llamacpp(cache: Path, model: Path, streams: int, logs: Path) -> Contes
     return rival
 
 
-def start_vllm(cache: Path, model: Path, streams: int, logs: Path, *more: str, context: int = CONTEXT) -> Contestant:
-    """``more``: arguments besides."""
+def start_vllm(
+    cache: Path,
+    model: Path,
+    streams: int,
+    logs: Path,
+    *more: str,
+    context: int = CONTEXT,
+    env: Mapping[str, str] | None = None,
+) -> Contestant:
+    """``more``: arguments besides; ``env``: likewise."""
     folder = cache / f"vllm-{VLLM}"
     python = environment(folder, VLLM_PACKAGES, finish=_finish_vllm)
     checkpoint = cache / f"checkpoint-{model.stem}"
     if not checkpoint.exists():
         print(f"writing {model.name} as BF16 for vLLM …", flush=True)
-        env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        subprocess.run([str(python), str(HERE / "checkpoint.py"), str(model), str(checkpoint)], check=True, env=env)
+        offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        subprocess.run([str(python), str(HERE / "checkpoint.py"), str(model), str(checkpoint)], check=True, env=offline)
     cores = sorted(os.sched_getaffinity(0))
     port = _free_port()
     command = [
@@ -177,6 +185,7 @@ def start_vllm(cache: Path, model: Path, streams: int, logs: Path, *more: str, c
         env={
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
             "OMP_NUM_THREADS": str(len(cores)), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+            **(env or {}),
         },
     )  # fmt: skip
     rival.await_health()

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from tests.ledgers import record, run
 from wastegate.core.fleet import Replica
+from wastegate.core.ledger import Work
 from wastegate.core.records import Cursor, Heard, Ring, attempt_of
 from wastegate.gateway import records
 from wastegate.gateway.records import Collector, Config
@@ -180,6 +182,19 @@ async def test_without_room_the_same_is_read_again() -> None:
             await kept.until(lambda: bool(kept.names))
     assert kept.names == ["x"]
     assert {asked["after"] for asked in plugin.asked[:3]} == {"0"}
+
+
+async def test_what_steps_cost_and_how_much_kv_there_is_is_passed_on() -> None:
+    async with served() as plugin:
+        kept = Kept()
+        work = Work(0.001, 0.002, 1e-7, 0.01, "engine steps")
+        plugin.body = msgspec.json.encode(replace(plugin.ring.page("", 0, 1, 1.0, kv_capacity=640), work=work))
+        told: list[object] = []
+        collector = Collector(Config(token=TOKEN), kept.save, {}, lambda: 100.0, lambda *what: told.append(what))
+        await collector.start()
+        await collector._read(Replica("a", plugin.url))
+        await collector.stop()
+    assert told[0] == ("a", work, 640)
 
 
 async def test_an_idle_engine_makes_no_entries() -> None:

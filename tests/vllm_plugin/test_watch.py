@@ -12,6 +12,7 @@ from tests.vllm_plugin.vllm_like import FakeScheduler, Reason, Request
 from wastegate.core.admission import CapConfig
 from wastegate.core.ledger import EngineRecord
 from wastegate.core.records import Settings
+from wastegate.core.stepcost import StepTimes
 from wastegate.vllm_plugin.watch import Clock, Watch
 
 
@@ -226,6 +227,28 @@ def test_steps_with_prompts_and_gaps_say_nothing_of_what_a_token_takes() -> None
     seen = [*rig.watch._state.recent, *rig.watch._samples]
     assert [batch for batch, _ in seen] == [1]
     assert seen[0][1] == pytest.approx(0.1)
+
+
+def test_what_steps_cost_is_fitted_to_them_and_not_to_the_time_between() -> None:
+    rig = Rig(chunk=16)
+    assert rig.watch.work() is None
+    for number in range(60):
+        some = [
+            rig.scheduler.add(Request(f"{number}-{n}.1", 8 + 5 * (number % 7) + n, 9)) for n in range(number % 4 + 1)
+        ]
+        for _ in range(6):
+            parts = [min(one.num_prompt_tokens - one.num_computed_tokens, 16) for one in some]
+            prompts, decoding = sum(part for part in parts if part > 0), sum(part <= 0 for part in parts)
+            rig.step(0.010 + 0.001 * prompts + 0.002 * decoding)
+        for one in some:
+            rig.end(one)
+        rig.time.now += 50.0
+    work = rig.watch.work()
+    assert work is not None
+    assert (work.prefill, work.decode) == pytest.approx((0.001, 0.002), rel=0.05)
+    assert work.fixed == pytest.approx(0.010, rel=0.1)
+    rig.watch._times = StepTimes()
+    assert rig.watch.work() is work, "fitted anew only now and then"
 
 
 def test_the_clock_is_the_epochs_and_moves_on() -> None:

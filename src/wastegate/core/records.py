@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from wastegate.core.admission import CapConfig
-from wastegate.core.ledger import EngineRecord, Measured, RecordGap
+from wastegate.core.ledger import EngineRecord, Measured, RecordGap, Work
 
 # An engine wraps the x-request-id that it was given: "chatcmpl-<id>", "cmpl-<id>-<prompt>", and inside vLLM
 # "<choice>_" before and "-<8 hex digits>" behind it.
@@ -41,6 +41,8 @@ class Page(Struct, frozen=True):
     """Tokens of KV cache."""
     lacks: str = ""
     """Empty, or what this version of the engine does not have, so that the records say less."""
+    work: Work | None = None
+    """What the engine's steps cost, measured; None until enough were seen."""
 
 
 class Cursor(Struct, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from wastegate.core.fleet import Replica
+from wastegate.core.ledger import Work
 from wastegate.core.records import Cursor, Heard, Page, hear
 from wastegate.gateway.upstream import Origin, origin_of
 
@@ -49,15 +50,17 @@ class Collector:
         save: Callable[[Heard], bool],
         cursors: Mapping[str, Cursor],
         now: Callable[[], float],
+        measured: Callable[[str, Work | None, int | None], None] = lambda *_: None,
     ) -> None:
         """``cursors``: how far each replica was read before. ``save`` says whether it had room; if not, the same is
-        read again."""
+        read again. ``measured`` is told what the engine's steps cost, and how many tokens of KV it holds."""
         self.config = config
         self.origins: Mapping[str, Origin] = {}
         """How replicas are reached that take more than an address."""
         self._save = save
         self._cursors = dict(cursors)
         self._now = now
+        self._measured = measured
         self._tasks: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._said: dict[str, str] = {}
@@ -109,6 +112,7 @@ class Collector:
             except msgspec.DecodeError as error:
                 self._say(replica.name, f"its records make no sense: {error}")
                 return _LONG_SECONDS
+            self._measured(replica.name, page.work, page.kv_capacity)
             self._say(replica.name, f"its records say less than they could: {page.lacks}" if page.lacks else "")
             heard = hear(replica.name, page, before, self._now())
             if not self._kept(heard, before):

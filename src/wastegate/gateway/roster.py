@@ -30,8 +30,10 @@ class Roster:
         """Called when the fleet is not what it was: an address, a state, a model."""
         self._replicas: dict[str, Replica] = {}
         self._spans: dict[str, ReplicaSpan] = {}
-        self._work: dict[str, tuple[Work, int | None]] = {}
+        self._work: dict[str, tuple[Work | None, int | None]] = {}
         self._probed: dict[str, float] = {}
+        self._joules: dict[str, float] = {}
+        """Within the present span; without an entry nobody measures them."""
         self._unmeasurable: set[str] = set()
         self._drained: set[str] = set()
         """Those that an operator keeps from new calls."""
@@ -135,6 +137,11 @@ class Roster:
         """A probe has kept the replica busy for so long."""
         self._probed[name] = self._probed.get(name, 0.0) + seconds
 
+    def used(self, name: str, joules: float) -> None:
+        """Its accelerators have used so much energy more."""
+        if name in self._spans:
+            self._joules[name] = self._joules.get(name, 0.0) + joules
+
     def named(self, name: str, models: tuple[str, ...], engine: str) -> None:
         """What the replica says that it is."""
         self._world.set_models(name, models, engine)
@@ -147,7 +154,7 @@ class Roster:
         """This engine does not say what its steps cost."""
         self._unmeasurable.add(name)
 
-    def measured(self, name: str, work: Work, kv_capacity: int | None = None) -> None:
+    def measured(self, name: str, work: Work | None, kv_capacity: int | None = None) -> None:
         """The replica's own measure of its step time, and how many tokens its KV cache holds."""
         self._work[name] = work, kv_capacity
 
@@ -155,6 +162,7 @@ class Roster:
         now = self._now()
         replica = self._replicas[name]
         self._probed[name] = 0.0
+        self._joules.pop(name, None)
         self._spans[name] = ReplicaSpan(
             replica=name,
             phase=phase,
@@ -180,6 +188,7 @@ class Roster:
             probe_seconds=self._probed.get(name, 0.0),
             work=work,
             kv_capacity=kv_capacity,
+            joules=self._joules.get(name),
         )
 
     def _end(self, name: str) -> None:
@@ -188,7 +197,7 @@ class Roster:
             del self._spans[name]
 
     def _forget(self, name: str) -> None:
-        for known in (self._work, self._probed):
+        for known in (self._work, self._probed, self._joules):
             known.pop(name, None)
         for names in (self._unmeasurable, self._drained, self._leaving):
             names.discard(name)

@@ -13,6 +13,8 @@ from wastegate.gateway import children, control, probe, records
 from wastegate.gateway.caps import Caps
 from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.desk import Desk
+from wastegate.gateway.devices import Gauges
+from wastegate.gateway.pushed import Board
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, Reloader, prepare_first
 from wastegate.gateway.roster import Roster
@@ -44,8 +46,10 @@ class Steward:
         self.roster = Roster(self.world, now, book.save_spans, changed)
         self._prober = probe.Prober(self.roster, config.probe)
         self.watcher = Watcher(self.world, config.signals, now)
+        board = Board(now)
+        self.gauges = Gauges(self.world, config.devices, now, self.roster.used, board)
         logs = config.data / "logs"
-        self._collector = records.Collector(config.records, book.save_records, book.cursors, now)
+        self._collector = records.Collector(config.records, book.save_records, book.cursors, now, self.roster.measured)
         self._local = None
         if not config.replicas:
             self._local = children.Children(
@@ -54,6 +58,9 @@ class Steward:
         host, port = address(config.control.listen)
         self._control = control.Control(self.world, now, report, self.roster, reloader, host, port)
         self._control.seen = self.watcher.seen
+        self._control.gauges, self._control.board = self.gauges, board
+        if self._local is not None:
+            self._control.process = self._local.process
         self.caps = Caps(self.world, self.watcher.seen, report, now, changed)
         self.caps.set(config.levers.batching)
         self._control.capped = self.caps.state
@@ -96,6 +103,7 @@ class Steward:
             self._local.start()
         self._watch({}, prepare_first(self._config))
         self.watcher.start()
+        self.gauges.start()
         self.caps.start()
         self._beater = asyncio.ensure_future(self._beat())
 
@@ -107,12 +115,14 @@ class Steward:
         self._prober.config = ready.config.probe
         self._collector.config = ready.config.records
         self.watcher.config = ready.config.signals
+        self.gauges.config = ready.config.devices
         self.caps.set(ready.config.levers.batching)
         self._watch(known, ready)
 
     def _watch(self, known: Mapping[str, Replica], ready: Ready) -> None:
         """Replicas that are new or changed are watched anew, those that are gone no more."""
         self._prober.origins = self.watcher.origins = self._collector.origins = ready.origins
+        self.gauges.places = ready.config.places
         if self._local is not None:
             return  # they come and go by themselves
         replicas = ready.config.replicas
@@ -142,6 +152,7 @@ class Steward:
         await self._collector.stop()
         await self.caps.stop()
         await self.watcher.stop()
+        await self.gauges.stop()
         if self._desk is not None:
             await self._desk.stop()
         await self._control.stop()

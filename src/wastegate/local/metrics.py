@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from wastegate.core.stepcost import StepTimes
 from wastegate.local.messages import Load, Ready, Report, Step
-from wastegate.local.work import StepTimes
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -65,7 +65,8 @@ class Metrics:
             self.running, self.waiting = report.running, report.waiting
             # The pipeline says what the step held; where nothing runs on, that is free again.
             self.kv_use, self.kv_bytes = report.kv_use if report.running else 0.0, report.kv_bytes
-            self.times.add(report)
+            if report.clean and report.sequences:  # the loop is sure of what it did
+                self.times.add(report.seconds, report.prefill, report.decoding, report.kv_tokens)
             self.step.add(report.seconds)
             self.batch.add(report.sequences)
             self.output_tokens += report.generated

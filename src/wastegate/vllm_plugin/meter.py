@@ -72,6 +72,11 @@ class Meter:
         self._parts = {id: (part, held) for id, part, held in parts}
         self._began = now
 
+    @property
+    def busy(self) -> bool:
+        """Somebody is in a step that has begun."""
+        return bool(self._parts)
+
     def pause(self, now: float) -> None:
         """The last step is over, and none begins."""
         for id, (part, held) in self._parts.items():

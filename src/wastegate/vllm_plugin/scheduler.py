@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from wastegate.core.records import Page, Settings
 from wastegate.vllm_plugin.watch import Watch
@@ -79,7 +80,8 @@ def answer(scheduler: Any, question: Mapping[str, Any]) -> str:
 
 
 def page(watch: Watch, boot: str, after: int, limit: int) -> Page:
-    return watch.ring.page(boot, after, limit, watch.now(), watch.kv_capacity, watch.lacks)
+    told = watch.ring.page(boot, after, limit, watch.now(), watch.kv_capacity, watch.lacks)
+    return replace(told, work=watch.work())
 
 
 def register() -> None:

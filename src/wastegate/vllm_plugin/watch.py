@@ -14,8 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from wastegate.core.admission import CapConfig, CapState, Signals, decide
-from wastegate.core.ledger import EngineRecord
+from wastegate.core.ledger import EngineRecord, Work
 from wastegate.core.records import Ring, Settings, draft_table
+from wastegate.core.stepcost import StepTimes
 from wastegate.vllm_plugin.meter import Holdings, Meter, Part
 
 log = logging.getLogger("vllm.wastegate")  # below vllm, whose handler prints it
@@ -23,6 +24,7 @@ log = logging.getLogger("vllm.wastegate")  # below vllm, whose handler prints it
 KEPT = 16_384
 """Finished requests remembered for a gateway that is away: some 16 MB."""
 DECIDE_SECONDS = 0.25
+FIT_SECONDS = 10.0
 NEEDED = ("running", "waiting", "requests", "kv_cache_manager", "block_size")
 
 
@@ -56,8 +58,11 @@ class Watch:
         self._state: CapState | None = None
         self._decided = started
         self._samples: deque[tuple[int, float]] = deque(maxlen=256)
-        self._step: tuple[float, int] | None = None
-        """When the last step began, and how many decoded in it; 0 where there were prompts, too."""
+        self._step: tuple[float, int, int, float] | None = None
+        """The last step, if it goes on until now: when it began, tokens computed beside decoding, how many decoded,
+        and tokens of KV."""
+        self._times = StepTimes()
+        self._fitted: tuple[float, Work | None] = (started, None)
         self.kv_capacity: int | None = None
         self._guard(self._probe)
 
@@ -106,8 +111,8 @@ class Watch:
         running = self.scheduler.running
         held = self._holdings.of({one.request_id: manager.get_blocks(one.request_id).blocks for one in running})
         parts = [(one.request_id, self._part(one, counts, output), held[one.request_id]) for one in running]
-        self._meter.step(now, parts)
         self._sample(now, parts)
+        self._meter.step(now, parts)
         self._follow(now)
 
     def _part(self, request: Any, counts: dict[str, int], output: Any) -> Part:
@@ -192,6 +197,17 @@ class Watch:
             scheduler.dynamic_sd_lookup = draft_table(settings.drafts, len(table), int(scheduler.num_spec_tokens))
         return self.status()
 
+    def work(self) -> Work | None:
+        """What a step costs, by what is done in it; fitted now and then."""
+        now = self.now()
+        if now - self._fitted[0] >= FIT_SECONDS:
+            cost = self._times.cost()
+            work = None
+            if cost.prefill is not None and cost.decode is not None and cost.kv is not None:
+                work = Work(cost.prefill, cost.decode, cost.kv, cost.fixed or 0.0, "engine steps")
+            self._fitted = now, work
+        return self._fitted[1]
+
     def _cap(self) -> int:
         return int(self.scheduler.max_num_active_reqs)
 
@@ -201,11 +217,18 @@ class Watch:
     # ---- the cap follows the load
 
     def _sample(self, now: float, parts: list[tuple[str, Part, float]]) -> None:
-        """How long steps take in which all only decode: one raw step time would also count gaps and prompts."""
-        if self._step is not None and self._step[1]:
-            self._samples.append((self._step[1], now - self._step[0]))
-        decoding = sum(part.decode for _, part, _ in parts)
-        self._step = now, 0 if any(part.prefill for _, part, _ in parts) else decoding
+        """What the last step took; for the cap only where all decoded: prompts say nothing of a token's time."""
+        if self._step is not None and self._meter.busy:  # otherwise all had ended, and then nothing ran for a while
+            began, computed, decoding, held = self._step
+            self._times.add(now - began, computed, decoding, held)
+            if decoding and not computed:
+                self._samples.append((decoding, now - began))
+        self._step = (
+            now,
+            sum(part.prefill + part.draft for _, part, _ in parts),
+            sum(part.decode for _, part, _ in parts),
+            sum(held for _, _, held in parts),
+        )
 
     def _follow(self, now: float) -> None:
         if self._state is None or now - self._decided < DECIDE_SECONDS:

@@ -1,5 +1,5 @@
 """What a step costs, taken apart: seconds for each prompt token, decoding sequence and token of KV held, fitted to
-the steps that were measured. Pure; the newest steps count, older ones are forgotten."""
+the steps that an engine measured. The newest steps count, older ones are forgotten; no engine is known here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from itertools import combinations
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
-
-from wastegate.local.messages import Step
 
 KEPT = 2048
 """Steps that are remembered: at tens of milliseconds each, the last minute or so under load."""
@@ -42,10 +40,10 @@ class StepTimes:
     def __init__(self) -> None:
         self._rows: deque[tuple[float, float, float, float]] = deque(maxlen=KEPT)
 
-    def add(self, step: Step) -> None:
-        """Remember a step, if the loop is sure of what it did."""
-        if step.clean and step.sequences:
-            self._rows.append((step.seconds, step.prefill, step.decoding, step.kv_tokens))
+    def add(self, seconds: float, prefill: int, decoding: int, kv_tokens: float) -> None:
+        """Remember a step, and what was done in it. One that took no time says nothing."""
+        if seconds > 0:
+            self._rows.append((seconds, prefill, decoding, kv_tokens))
 
     def cost(self) -> StepCost:
         """The figures now: least squares of the relative error, none below zero."""

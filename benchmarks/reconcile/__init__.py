@@ -1,0 +1,1 @@
+"""Engines, traffic and counters for the benchmark that reconciles them with the ledger."""
