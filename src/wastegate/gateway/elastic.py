@@ -103,7 +103,7 @@ class Elastic:
         """Drain, then stop."""
         self._roster.drain(keeper.name)
         give_up = self._now() + _DRAIN_SECONDS
-        while self._busy(keeper.name) and self._now() < give_up:
+        while self._busy(keeper.name) and self._now() < give_up:  # noqa: ASYNC110  # load is a state: nobody tells
             await asyncio.sleep(_TICK_SECONDS / 5)
         self._up.discard(keeper.name)  # from here on there is no way back
         await keeper.stop(_STOP_SECONDS)
