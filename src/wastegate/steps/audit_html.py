@@ -44,8 +44,13 @@ def run(site: Where, start: float = -math.inf, end: float = math.inf) -> tuple[R
 def write(path: Path, site: Where, start: float = -math.inf, end: float = math.inf) -> Report:
     """Audit, and write the page. Raises what :func:`run` does, and OSError where the page cannot be written."""
     report, series = run(site, start, end)
-    page.write(path, render(report, audit.judge(report), series))
+    save(path, report, series)
     return report
+
+
+def save(path: Path, report: Report, series: Sequence[Slice]) -> None:
+    """Write the page. Raises OSError."""
+    page.write(path, render(report, audit.judge(report), series))
 
 
 def render(report: Report, verdict: Verdict, series: Sequence[Slice]) -> str:
