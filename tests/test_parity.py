@@ -25,22 +25,23 @@ from wastegate.sim.replayed import Recorder, Replayed
 LINE = 12
 
 
-def odd(number: int) -> list[Reply]:
+def odd(shift: int) -> list[Reply]:
     """Answers of a replica that is not always well."""
     sick = {
-        2: Reply(body=Json(status=503)),
-        5: Reply(fault=Fault("between_tokens", "reset"), body=Sse(gap=0.002)),
-        7: Reply(fault=Fault("headers_read", "reset")),
-        9: Reply(body=Json(status=429), headers=(("retry-after", "1"),)),
+        1: Reply(body=Json(status=503)),
+        3: Reply(fault=Fault("between_tokens", "reset"), body=Sse(gap=0.002)),
+        4: Reply(fault=Fault("headers_read", "reset")),
     }
-    return [sick.get((each + number) % 12, Reply(body=Sse(gap=0.002, ttft=0.004))) for each in range(40)]
+    answers = [sick.get((each + shift) % 8, Reply(body=Sse(gap=0.002, ttft=0.004))) for each in range(40)]
+    answers[14] = Reply(body=Json(status=429), headers=(("retry-after", "1"),))
+    return answers
 
 
 async def traffic(gateway: Running, count: int) -> None:
     """Clients of several kinds, most at once, so that the line fills; some hang up in it or in mid-answer."""
 
     async def one(number: int) -> None:
-        await asyncio.sleep(0.0015 * number)
+        await asyncio.sleep(0.003 * number)
         text = f"prompt of family {number % 3} " * 120
         body = chat(text, stream=number % 4 != 0, temperature=0 if number % 5 == 0 else 1)
         if number % 7:
@@ -100,7 +101,7 @@ async def record(
         "limits": Limits(line=LINE),
         "levers": levers,
     }
-    async with FakeReplica(script=odd(0)) as one, FakeReplica(script=odd(6)) as other:
+    async with FakeReplica(script=odd(0)) as one, FakeReplica(script=odd(4)) as other:
         fleet = [Replica(f"r{number}", each.url, ("fake",), cap=3) for number, each in enumerate((one, other), 1)]
         async with running(data, *fleet, **members) as gateway:
             recorder = Recorder(gateway.hub.now)

@@ -41,5 +41,5 @@ def test_a_recording_ends_as_it_did(recorded: tuple[Recorder, list[Closed]]) -> 
 def test_a_missing_event_shows(recorded: tuple[Recorder, list[Closed]]) -> None:
     recorder, _ = recorded
     lost = next(place for place, told in enumerate(recorder.told) if type(told.event).__name__ == "View")
-    with pytest.raises(AssertionError, match="was answered by"):
+    with pytest.raises(AssertionError):
         replay(recorder, recorder.told[:lost] + recorder.told[lost + 1 :]).run()
