@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.playbook import call, reply, state, view
 from wastegate.core.fleet import Confidence, Outlook, View
-from wastegate.core.ledger import Entry
+from wastegate.core.ledger import Entry, Flew
 from wastegate.core.plan import Plan, Rules, Timers, baseline
 from wastegate.levers.routing import Config, decide, measure
 
@@ -175,11 +175,20 @@ def entry(**attempt: Any) -> Entry:
     return Entry("e", 0.0, 1.0, "r", "/p", "m", "t", "short", True, "finished", 200, attempts=(tried,))
 
 
-def test_the_account_is_what_engines_say_was_cached() -> None:
-    effect = measure(
-        [entry(prompt_tokens=100, cached_tokens=60), entry(prompt_tokens=100, cached_tokens=0), entry(prompt_tokens=9)],
-        ON,
-    )
-    assert (effect.saved, effect.n) == (0.3, 2)
+def test_the_account_is_what_engines_say_was_cached_and_what_was_stored() -> None:
+    told = [
+        entry(prompt_tokens=100, cached_tokens=60),
+        entry(prompt_tokens=100, cached_tokens=0, output_tokens=50),
+        entry(prompt_tokens=9),
+    ]
+    effect = measure(told, ON)
+    assert (effect.saved, effect.n) == (60 / 250, 2)
     assert "of 1 answers the engine did not say" in effect.notes[0]
+    stored = Entry(
+        "s", 0.0, 0.0, "r", "/p", "m", "t", "short", True, "finished", 200, trail=("answer cache: as e was",),
+        flew=Flew("e", 100, None),
+    )  # fmt: skip
+    effect = measure([*told, stored], ON)
+    assert (effect.saved, effect.n) == (160 / 350, 3)
+    assert effect.parts == {"prefix cache": 60 / 350, "answer cache": 100 / 350}
     assert measure([entry()], ON).saved is None

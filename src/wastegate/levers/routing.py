@@ -73,10 +73,11 @@ def _prefix_aware(plan: Plan, view: View, outlook: Outlook, config: Config) -> C
     """
     states, cached, tokens, cold = view.replicas, outlook.cached, outlook.tokens, outlook.home
     loads, bound = _bounded(plan, states, config)
-    most = max(cached)
+    most, limit = max(cached), bound - 1
+    new = tokens - most  # nobody has it; what another has is computed, displaces as much, and holds up each call
     costs = [
-        wait + pace * (tokens - held + (most - held) * (1 + load)) if load + 1 <= bound else inf
-        for wait, pace, held, load in zip(outlook.waits, outlook.paces, cached, loads, strict=True)
+        wait + pace * (new + (most - held) * (2 + load)) if load <= limit else inf
+        for wait, pace, held, load in zip(outlook.waits, outlook.paces, cached, loads)  # noqa: B905  # of one length
     ]
     if cold >= 0:
         costs[cold] -= outlook.paces[cold] * outlook.chance * (tokens - outlook.shared)
@@ -179,9 +180,13 @@ _POLICIES: dict[str, Callable[[Plan, View, Outlook, Config], Choice]] = {
 
 
 def measure(entries: Sequence[Entry], config: Config) -> Effect:
-    """Prompt tokens that replicas took from their prefix caches, as a share of all of which they said so."""
-    prompt = cached = calls = silent = 0
+    """Tokens that were not computed again: prompts' that replicas took from their prefix caches, and all of answers that
+    were stored. As a share of all tokens, of the calls of which this is known."""
+    every = cached = stored = calls = silent = 0
     for entry in entries:
+        if entry.was_stored and entry.flew is not None:
+            calls += 1
+            stored += (entry.flew.prompt_tokens or 0) + (entry.flew.output_tokens or 0)
         for attempt in entry.attempts:
             if attempt.prompt_tokens is None:
                 continue
@@ -189,14 +194,16 @@ def measure(entries: Sequence[Entry], config: Config) -> Effect:
                 silent += 1
                 continue
             calls += 1
-            prompt += attempt.prompt_tokens
+            every += attempt.prompt_tokens + (attempt.output_tokens or 0)
             cached += attempt.cached_tokens
+    total = every + stored
     notes = [f"of {silent} answers the engine did not say what was cached: they are left out"] if silent else []
     return Effect(
         lever="routing",
-        unit="prompt tokens",
-        saved=cached / prompt if prompt else None,
+        unit="tokens",
+        saved=(cached + stored) / total if total else None,
         harmed=None,
         n=calls,
+        parts={"prefix cache": cached / total, "answer cache": stored / total} if total else {},
         notes=(*notes, "caches hit without routing too: what it adds is the difference between slots of time"),
     )
