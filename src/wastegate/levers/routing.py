@@ -180,8 +180,8 @@ _POLICIES: dict[str, Callable[[Plan, View, Outlook, Config], Choice]] = {
 
 
 def measure(entries: Sequence[Entry], config: Config) -> Effect:
-    """Tokens that were not computed again: prompts' that replicas took from their prefix caches, and all of answers that
-    were stored. As a share of all tokens, of the calls of which this is known."""
+    """Tokens that were not computed again: prompts' that replicas took from their prefix caches, and all those of
+    stored answers. As a share of all tokens, of the calls of which this is known."""
     every = cached = stored = calls = silent = 0
     for entry in entries:
         if entry.was_stored and entry.flew is not None:
