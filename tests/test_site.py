@@ -14,6 +14,7 @@ import pytest
 from tests import certificates
 from wastegate import site
 from wastegate.core.plan import Timers
+from wastegate.gateway import devices
 from wastegate.gateway.upstream import Access
 from wastegate.site import ConfigError, Site
 
@@ -87,6 +88,21 @@ def test_whoever_only_reads_the_ledger_needs_no_secret(tmp_path: Path) -> None:
     path.write_text("[ledge]\n")
     with pytest.raises(ConfigError, match="unknown key 'ledge'; did you mean 'ledger'"):
         site.ledger_of(path)
+
+
+def test_whoever_only_asks_the_operators_listener_needs_no_other_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert site.admin_of() == ("http://127.0.0.1:8081", "")
+    path = tmp_path / "x.toml"
+    path.write_text('[gateway]\napi_keys_env = "KEYS"\n[admin]\nlisten = "0.0.0.0:9"\ntoken_env = "T"\n')
+    with pytest.raises(ConfigError, match="token_env names"):
+        site.admin_of(path)
+    monkeypatch.setenv("T", "the-token")
+    assert site.admin_of(path) == ("http://127.0.0.1:9", "the-token")
+    path.write_text('[admin]\nlisten = "9"\n')
+    with pytest.raises(ConfigError, match="write host:port"):
+        site.admin_of(path)
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
@@ -233,6 +249,28 @@ def test_a_variable_that_is_not_set_is_named_but_a_secret_is_not_repeated(text: 
     with pytest.raises(ConfigError, match="names an environment variable that is not set") as caught:
         parse(text.format("sk-live-0123456789"))
     assert "sk-live" not in str(caught.value)
+
+
+def test_where_accelerators_are_measured() -> None:
+    text = """
+[devices]
+redis_env = "R"
+[[replicas]]
+name = "a"
+url = "http://a:8000"
+dcgm = "http://a:9400/metrics"
+devices = ["0", "1"]
+[[replicas]]
+url = "http://b:8000"
+"""
+    gateway = parse(text, R="redis://:secret@x/0").gateway
+    assert gateway.places == {"a": devices.Place("http://a:9400/metrics", ("0", "1"))}
+    assert gateway.devices.redis == "redis://:secret@x/0"
+    with pytest.raises(ConfigError, match=r"\[devices\] redis_env: redis must begin with") as caught:
+        parse(text, R="secret")
+    assert "secret" not in str(caught.value).replace("the secret itself", "")
+    with pytest.raises(ConfigError, match=r"\[devices\] has both redis and redis_env"):
+        parse(text.replace("[devices]", '[devices]\nredis = "redis://x"'), R="redis://x")
 
 
 def test_keys_that_no_header_can_carry_are_refused_unseen() -> None:

@@ -20,7 +20,7 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, config, control, probe, recorder, records, shared, signals, tls
+from wastegate.gateway import children, config, control, devices, probe, recorder, records, shared, signals, tls
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Access, Origin, UrlError
@@ -60,6 +60,8 @@ class _Replica(Struct, frozen=True, forbid_unknown_fields=True):
     cap: int | None = None
     ca_file: str = ""
     api_key_env: str = ""
+    dcgm: str = ""
+    devices: tuple[str, ...] = ()
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +76,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     breaker: Breaker = Breaker()
     probe: probe.Config = probe.Config()
     signals: signals.Config = signals.Config()
+    devices: devices.Config = devices.Config()
     ledger: recorder.Config = recorder.Config()
     records: records.Config = records.Config()
     levers: Levers = Levers()
@@ -292,6 +295,8 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
         budget=file.retry_budget,
         probe=file.probe,
         signals=file.signals,
+        devices=_devices(file.devices, name, secrets),
+        places=_places(file.replicas),
         records=_records(file.records, name, secrets),
         ledger=file.ledger,
         levers=file.levers,
@@ -320,6 +325,24 @@ def _shared(given: shared.Config, name: str, secrets: _Secrets) -> shared.Config
         return replace(given, redis=redis)
     except ValueError as error:  # what the environment holds; the error never quotes it
         raise ConfigError(f"{name}: [shared] redis_env: {error}") from None
+
+
+def _devices(given: devices.Config, name: str, secrets: _Secrets) -> devices.Config:
+    if given.redis and given.redis_env:
+        raise ConfigError(f"{name}: [devices] has both redis and redis_env: keep one")
+    try:
+        return replace(given, redis=given.redis or secrets.one(given.redis_env, ("devices", "redis_env")))
+    except ValueError as error:  # what the environment holds; the error never quotes it
+        raise ConfigError(f"{name}: [devices] redis_env: {error}") from None
+
+
+def _places(rows: tuple[_Replica, ...]) -> dict[str, devices.Place]:
+    """Where accelerators are measured, by the replica's name."""
+    return {
+        _name(row, number): devices.Place(row.dcgm, row.devices)
+        for number, row in enumerate(rows)
+        if row.dcgm or row.devices
+    }
 
 
 def _control(admin: control.Config, name: str, secrets: _Secrets) -> control.Config:

@@ -32,3 +32,8 @@ def readings(engine: Engine, *names: str) -> list[Reading]:
 def shown(engine: Engine, metrics: str, **pages: Any) -> Pages:
     """What an engine shows: a recorded /metrics, and other pages."""
     return Pages(parse(text(metrics), Meter(engine.RULES).wanted), pages)
+
+
+def devices_text(name: str) -> str:
+    """A page of a machine's meter."""
+    return (FOLDER.parent / "devices" / name).read_text(encoding="utf-8")

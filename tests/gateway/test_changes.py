@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, control, probe, recorder
+from wastegate.gateway import children, control, devices, probe, recorder, signals
 from wastegate.gateway.changes import compare, in_force, shown
 from wastegate.gateway.config import Config
 from wastegate.gateway.request import Route
@@ -69,6 +69,11 @@ FULL = Config(
         ({"routes": (*FULL.routes, Route("rest", "/v1/x"))}, ["route rest (2): added (/v1/x)"]),
         ({"local": children.Config(bind_cores=False, arguments=FULL.local.arguments)},
          ["[local] bind_cores: true → false"]),
+        ({"devices": devices.Config(redis="redis://:secret@x/0", nvml=True)},
+         ["[devices] nvml: false → true", "[devices] redis: set"]),
+        ({"places": {"a": devices.Place("http://a:9400/metrics", ("0", "1"))}},
+         ["replica a: dcgm: none → http://a:9400/metrics", "replica a: devices: none → 0, 1"]),
+        ({"signals": signals.Config(every=0)}, ["[signals] every: 5 → 0"]),
         ({"source": "elsewhere.toml", "sha256": "00"}, []),
     ],
 )  # fmt: skip
@@ -96,7 +101,7 @@ def test_every_part_of_a_configuration_is_compared() -> None:
     """A part that is added later must be shown, too."""
     parts = {field.name for field in msgspec.structs.fields(Config)}
     renamed = {"control": "admin", "rules": "retry", "budget": "retry_budget"}
-    inside = {"listen", "workers", "data", "tls", "api_keys", "api_keys_env", "access", "source", "sha256"}
+    inside = {"listen", "workers", "data", "tls", "api_keys", "api_keys_env", "access", "places", "source", "sha256"}
     assert {renamed.get(part, part) for part in parts - inside} | {"gateway"} == shown(FULL).keys()
 
 

@@ -95,6 +95,7 @@ async def test_replicas_side_by_side_have_cores_of_their_own(tmp_path: Path) -> 
     taken = [child._command()[child._command().index("--cores") + 1] for child in bound._children]
     assert taken == [str(core) for core in (*cores, cores[0])]
     assert [child.name for child in loose._children] == ["local-1", "local-2"]
+    assert [loose.process(name) for name in ("local-1", "nobody")] == [None, None]
     assert all("--cores" not in child._command() for child in loose._children)
     assert (tmp_path / "logs").is_dir()
 
@@ -114,11 +115,14 @@ async def test_a_child_is_loading_then_ready_then_drained_and_down(
         )
         child.start()
         assert here.state.state == "loading"
+        assert child.pid is None
         await here.until(lambda: here.state.state == "ready")
         assert here.state.replica.url == engine.url
         assert here.state.replica.models == ("tiny",)
         assert here.state.replica.price == 250_000_000
+        assert child.pid is not None
         await child.stop(5)
+        assert child.pid is None
         assert here.states == ["loading", "ready", "draining", "down"]
     assert [span.phase for span in here.saved if span.end is None] == ["loading", "serving", "draining"]
 

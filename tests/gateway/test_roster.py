@@ -79,6 +79,19 @@ def test_an_open_span_is_known_to_last(made: Made) -> None:
     )  # fmt: skip
 
 
+def test_energy_belongs_to_the_span_in_which_it_was_used(made: Made) -> None:
+    made.roster.used("a", 10.0)
+    made.roster.used("a", 2.5)
+    made.roster.used("nobody", 99.0)
+    made.time = 120.0
+    made.roster.state("a", "draining")
+    made.roster.used("a", 4.0)
+    made.roster.close()
+    joules = {start: span.joules for (name, start), span in made.saved.items() if name == "a"}
+    assert joules == {100.0: None, 101.0: 12.5, 120.0: 4.0}
+    assert {span.joules for (name, _), span in made.saved.items() if name == "b"} == {None}, "nobody has measured it"
+
+
 def test_a_word_about_a_stranger_is_dropped(made: Made) -> None:
     made.roster.state("stranger", "ready")
     assert made.states == {"a": "ready", "b": "ready"}

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from tests.engines.pages import readings
 from wastegate.engines import vllm
+from wastegate.engines.devices import Load
 from wastegate.engines.readback import Effective, Seen
 from wastegate.engines.signals import Signals
-from wastegate.steps.replicas import GatewayError, Replica, State, fetch, view
+from wastegate.steps.replicas import GatewayError, Host, Replica, State, fetch, view
 
 SIGNALS = readings(vllm, *(f"vllm-0.32.0-{when}.prom" for when in ("fresh", "busy")))[-1].signals
 BUSY = Replica(
@@ -51,6 +52,19 @@ def test_shares_of_nothing_are_not_known() -> None:
     quiet = Signals(0.0, running=0.0, prompt_tokens=0.0, cached_tokens=0.0, draft_tokens=0.0, accepted_tokens=0.0)
     row = printed(State((Replica("r", "u", "ready", 0, seen=Seen("vllm", quiet)),))).splitlines()[4]
     assert row.count("–") == 9
+
+
+def test_machines_are_shown_where_they_are_measured() -> None:
+    load = Load("dcgm", 0.0, 2, busy=0.5, power=373.75, joules=7.2e6, memory_used=72.0 * (1 << 30))
+    gpu = Replica("gpu-a", "u", "ready", 0, accelerators=load, alarms=("hot",))
+    local = Replica("local-1", "u", "ready", 0, host=Host(12.5, 1 << 30))
+    text = printed(State((gpu, local)))
+    rows = [line for line in text.splitlines() if "gpu-a" in line or "local-1" in line]
+    assert all(figure in rows[2] for figure in ("dcgm", " 2 ", "50 %", "374 W", "2 kWh", "72 GiB"))
+    assert rows[2].count("–") == 4
+    assert all(figure in rows[3] for figure in ("12.5 s", "1 GiB"))
+    assert "gpu-a: alarm: hot" in text
+    assert "measured by" not in printed(State((BUSY,)))
 
 
 @contextmanager

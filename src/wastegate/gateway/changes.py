@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import NANO
 from wastegate.gateway.config import Config
+from wastegate.gateway.devices import Place
 from wastegate.gateway.upstream import Access
 
 _MASK = "***"
@@ -44,7 +45,7 @@ def in_force(running: Config, new: Config) -> Config:
     if new.tls.on != running.tls.on:
         kept = replace(kept, tls=running.tls)
     if bool(new.replicas) != bool(running.replicas):  # between local replicas and configured ones
-        kept = replace(kept, replicas=running.replicas, access=running.access)
+        kept = replace(kept, replicas=running.replicas, access=running.access, places=running.places)
     return kept
 
 
@@ -81,17 +82,19 @@ def _sections(config: Config) -> dict[str, Any]:
         "breaker": plain(config.breaker),
         "probe": plain(config.probe),
         "signals": plain(config.signals),
+        "devices": {**plain(config.devices), "redis": _Secret((config.devices.redis,))},
         "ledger": plain(config.ledger),
         "records": {**plain(config.records), "token": _Secret((config.records.token,))},
         "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
         "levers": plain(config.levers),
         "routes": [plain(route) for route in config.routes],
-        "replicas": [_replica(replica, config.access.get(replica.name, Access())) for replica in config.replicas],
+        "replicas": [_replica(replica, config) for replica in config.replicas],
         "local": {**local, "arguments": _arguments(config.local.arguments)},
     }
 
 
-def _replica(replica: Replica, access: Access) -> dict[str, Any]:
+def _replica(replica: Replica, config: Config) -> dict[str, Any]:
+    access, place = config.access.get(replica.name, Access()), config.places.get(replica.name, Place())
     described = msgspec.to_builtins(replica)
     return {
         **{key: value for key, value in described.items() if key != "price"},
@@ -100,6 +103,7 @@ def _replica(replica: Replica, access: Access) -> dict[str, Any]:
         "ca": _Secret((access.ca,)),
         "api_key_env": access.api_key_env,
         "api_key": _Secret((access.api_key,)),
+        **msgspec.to_builtins(place),
     }
 
 

@@ -70,6 +70,11 @@ class Child:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while it runs."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
     def start(self) -> None:
         self._stopping = False
         self._roster.put(self._replica(""))  # no address yet: its port is known once it is ready
@@ -208,6 +213,10 @@ class Children:
             return
         for child in self._children:
             child.start()
+
+    def process(self, name: str) -> int | None:
+        """The process of a replica that runs."""
+        return next((child.pid for child in self._children if child.name == name), None)
 
     async def stop(self, seconds: float) -> None:
         if self._elastic is not None:

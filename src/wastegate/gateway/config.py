@@ -10,7 +10,8 @@ from msgspec import Struct
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, control, probe, recorder, records, shared, signals
+from wastegate.gateway import children, control, devices, probe, recorder, records, shared, signals
+from wastegate.gateway.devices import Place
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.tls import Files
@@ -36,6 +37,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     budget: RetryBudget = RetryBudget()
     probe: probe.Config = probe.Config()
     signals: signals.Config = signals.Config()
+    devices: devices.Config = devices.Config()
+    places: dict[str, Place] = {}
+    """Where replicas' accelerators are measured, by the replica's name."""
     ledger: recorder.Config = recorder.Config()
     records: records.Config = records.Config()
     levers: Levers = Levers()

@@ -14,6 +14,9 @@ from msgspec import Struct
 from wastegate.core.admission import CapState
 from wastegate.core.world import World
 from wastegate.engines.readback import Seen
+from wastegate.gateway import host
+from wastegate.gateway.devices import Gauges
+from wastegate.gateway.pushed import LARGEST_BODY, Board, PushError
 from wastegate.gateway.roster import Roster
 from wastegate.gateway.shared import Status
 from wastegate.gateway.shared import exposition as shared_exposition
@@ -45,7 +48,7 @@ class Control:
         report: Callable[[], Report],
         roster: Roster,
         reloader: Reloader,
-        host: str,
+        address: str,
         port: int,
     ) -> None:
         self._world = world
@@ -53,7 +56,7 @@ class Control:
         self._report = report
         self._roster = roster
         self._reloader = reloader
-        self._host = host
+        self._host = address
         self._port = port
         self._runner: web.AppRunner | None = None
         self.shared: Callable[[], Status] | None = None
@@ -61,6 +64,10 @@ class Control:
         self.seen: Callable[[str], Seen] = lambda name: Seen()
         self.capped: Callable[[str], CapState | None] = lambda name: None
         """What is known of a replica's engine, by the replica's name."""
+        self.gauges: Gauges | None = None
+        self.board: Board | None = None
+        self.process: Callable[[str], int | None] = lambda name: None
+        """The process of a replica that this gateway has started."""
 
     async def start(self) -> int:
         """The port that it listens on. Raises OSError where it cannot."""
@@ -70,6 +77,7 @@ class Control:
         app.router.add_get("/admin/state", self._state)
         app.router.add_get("/admin/config", self._config)
         app.router.add_post("/admin/reload", self._reload)
+        app.router.add_post("/admin/signals", self._push)
         app.router.add_post("/admin/replicas/{name:.+}/drain", self._drain)
         app.router.add_post("/admin/replicas/{name:.+}/undrain", self._undrain)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -131,6 +139,9 @@ class Control:
                     "cap": s.replica.cap,
                     "cap_why": capped.why if (capped := self.capped(s.replica.name)) is not None else "as configured",
                     "seen": self.seen(s.replica.name),
+                    "accelerators": self.gauges.load(s.replica.name) if self.gauges is not None else None,
+                    "alarms": self.board.alarms(s.replica.name) if self.board is not None else (),
+                    "host": self._process_of(s.replica.name),
                 }
                 for s in self._world.seen(now)
             ],
@@ -145,6 +156,22 @@ class Control:
             return _json(await self._reloader.reload())
         except ValueError as error:
             return _json({"error": str(error)}, 422)
+
+    async def _push(self, request: web.Request) -> web.Response:
+        if self.board is None:
+            return _json({"error": "this gateway takes no signals"}, 404)
+        body = b""
+        while len(body) <= LARGEST_BODY and (more := await request.content.read(LARGEST_BODY + 1 - len(body))):
+            body += more
+        try:
+            taken = self.board.take(body, [state.replica.name for state in self._world.states])
+        except PushError as error:
+            return _json({"error": str(error)}, 422)
+        return _json({"taken": taken})
+
+    def _process_of(self, name: str) -> host.Host | None:
+        pid = self.process(name)
+        return host.read(pid) if pid is not None else None
 
     async def _drain(self, request: web.Request) -> web.Response:
         return self._operate(request.match_info["name"], self._roster.drain)

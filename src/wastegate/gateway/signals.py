@@ -18,6 +18,7 @@ from wastegate.engines import kinds
 from wastegate.engines.exposition import Page, parse
 from wastegate.engines.meter import Meter
 from wastegate.engines.readback import Effective, Pages, Seen, idle_draft
+from wastegate.gateway.pages import Limits, NoPageError, get
 from wastegate.gateway.upstream import Origin, origin_of
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Watcher:
     async def _follow(self, follower: _Follower) -> None:
         try:
             text = await self._get(follower.replica, _METRICS)
-        except _NoPageError as error:
+        except NoPageError as error:
             follower.seen = msgspec.structs.replace(follower.seen, signals=None, error=str(error))
             return
         page = await self._parse(text, follower)
@@ -179,7 +180,7 @@ class Watcher:
         for path in room.PAGES:
             try:
                 pages[path] = msgspec.json.decode(await self._get(follower.replica, path))
-            except (_NoPageError, msgspec.DecodeError) as error:
+            except (NoPageError, msgspec.DecodeError) as error:
                 log.debug("%s of %s: %s", path, follower.replica.name, error)
         return room.effective(Pages(page, pages))
 
@@ -193,33 +194,10 @@ class Watcher:
             log.warning("%s: %s", name, "; ".join(new))
 
     async def _get(self, replica: Replica, path: str) -> str:
-        """A page's text. Raises _NoPageError."""
+        """A page's text. Raises NoPageError."""
         assert self._session is not None, "look() before start()"
         origin = origin_of(replica.url, self.origins.get(replica.name))
-        key = origin.access.api_key
-        headers = {"authorization": f"Bearer {key}"} if key else None
-        limit = self.config.max_kb << 10
-        try:
-            async with self._session.get(
-                replica.url.rstrip("/").removesuffix("/v1") + path,
-                headers=headers,
-                ssl=origin.tls if origin.tls is not None else True,
-                timeout=aiohttp.ClientTimeout(total=self.config.timeout),
-                allow_redirects=False,
-            ) as answer:
-                if answer.status != 200:
-                    raise _NoPageError(f"{path} is answered with status {answer.status}")
-                body = await answer.content.read(limit + 1)
-                while len(body) <= limit and (more := await answer.content.read(limit + 1 - len(body))):
-                    body += more
-        except TimeoutError:
-            raise _NoPageError(f"{path} is not answered within {self.config.timeout:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _NoPageError(f"{path} cannot be read: {error}") from None
-        if len(body) > limit:
-            raise _NoPageError(f"{path} has more than {self.config.max_kb} KB; [signals] max_kb allows for more")
+        url = replica.url.rstrip("/").removesuffix("/v1") + path
+        limits = Limits(self.config.timeout, self.config.max_kb)
+        body = await get(self._session, url, limits, origin.access.api_key, origin.tls)
         return body.decode("utf-8", "replace")
-
-
-class _NoPageError(Exception):
-    """A page cannot be had; the text says why."""

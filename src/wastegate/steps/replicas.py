@@ -12,11 +12,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from wastegate.engines.devices import Load
 from wastegate.engines.readback import Seen
 from wastegate.engines.signals import Spread
 
 TIMEOUT = 5.0
 UNKNOWN = "–"
+
+
+class Host(Struct, frozen=True):
+    """What a process that the gateway has started takes of its machine."""
+
+    cpu_seconds: float
+    rss_bytes: int
 
 
 class Replica(Struct, frozen=True):
@@ -29,6 +37,9 @@ class Replica(Struct, frozen=True):
     drained: bool = False
     models: tuple[str, ...] = ()
     seen: Seen = Seen()
+    accelerators: Load | None = None
+    alarms: tuple[str, ...] = ()
+    host: Host | None = None
 
 
 class State(Struct, frozen=True):
@@ -71,7 +82,39 @@ def view(state: State) -> RenderableType:
     for replica in state.replicas:
         table.add_row(*map(escape, _cells(replica)))
         notes += [Text(f"{replica.name}: {sentence}", style="yellow") for sentence in _notes(replica)]
-    return Group(table, *notes)
+    machines = [_machine(replica) for replica in state.replicas if replica.accelerators or replica.host]
+    return Group(table, *([_machines(machines)] if machines else []), *notes)
+
+
+def _machines(rows: list[list[str]]) -> Table:
+    table = Table()
+    table.add_column("replica")
+    table.add_column("measured by")
+    for column in ("devices", "busy", "tensor", "DRAM", "memory", "power", "energy", "CPU time", "RSS"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _machine(replica: Replica) -> list[str]:
+    load, host = replica.accelerators, replica.host
+    gpu = [UNKNOWN] * 8
+    if load is not None:
+        gpu = [
+            load.source, str(load.devices or UNKNOWN), _percent(load.busy), _percent(load.tensor), _percent(load.dram),
+            _gib(load.memory_used), _unit(load.power, 1.0, "W"), _unit(load.joules, 3.6e6, "kWh"),
+        ]  # fmt: skip
+    cpu = [_unit(host.cpu_seconds, 1.0, "s"), _gib(host.rss_bytes)] if host is not None else [UNKNOWN] * 2
+    return [replica.name, *gpu, *cpu]
+
+
+def _gib(value: float | None) -> str:
+    return _unit(value, float(1 << 30), "GiB")
+
+
+def _unit(value: float | None, one: float, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value / one:.3g} {unit}"
 
 
 def _cells(replica: Replica) -> list[str]:
@@ -94,7 +137,8 @@ def _cells(replica: Replica) -> list[str]:
 def _notes(replica: Replica) -> list[str]:
     seen = replica.seen
     error = [seen.error] if seen.error else []
-    return [*error, *seen.warnings, *seen.renamed, *seen.absent]
+    alarms = [f"alarm: {alarm}" for alarm in replica.alarms]
+    return [*error, *alarms, *seen.warnings, *seen.renamed, *seen.absent]
 
 
 def _number(value: float | None) -> str:
