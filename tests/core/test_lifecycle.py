@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.playbook import Playbook, call, reply, state, view
+from wastegate.core.call import Stored
 from wastegate.core.effects import Claim, Claimed, Look, Prepare, Queue, Send, Woken
 from wastegate.core.fleet import View
+from wastegate.core.ledger import Flew
 from wastegate.core.lifecycle import may_retry
 from wastegate.core.plan import Plan, Rules, Timers
 
@@ -37,6 +40,18 @@ def test_a_finished_call_has_one_entry_with_what_the_engine_said() -> None:
     assert [attempt.replica for attempt in entry.attempts] == ["a"]
     assert entry.trail == ("baseline: a (0 in flight) before b (0)",)
     assert (entry.arrived, entry.ended) == (100.0, 101.0)
+
+
+def test_a_call_whose_answer_is_at_hand_ends_at_once_and_costs_nothing() -> None:
+    book = Playbook(call())
+    book.expect(Prepare)
+    book.tell(replace(book.call, stored=Stored("c-0", 100.2, 12.0, "stop", 30, None)))
+    entry = book.closed.entry
+    assert (entry.outcome, entry.status, entry.attempts, entry.ended) == ("finished", 200, (), 100.2)
+    assert entry.trail == ("answer cache: as c-0 was 12.0 s ago: saves its 30 tokens",)
+    assert entry.flew == Flew("c-0", 30, None)
+    assert entry.was_stored
+    assert not replace(entry, trail=()).was_stored
 
 
 def test_a_failed_attempt_is_tried_elsewhere_and_both_are_kept() -> None:
