@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from tests.engines.pages import text
 from wastegate.engines import kinds
 from wastegate.engines.exposition import parse
+from wastegate.engines.signals import Signals
 
 
 @pytest.mark.parametrize(
@@ -33,3 +37,26 @@ def test_a_page_of_nobody_we_know() -> None:
 
 def test_where_a_page_holds_two_the_most_names_decide() -> None:
     assert kinds.by_metrics({"vllm:a", "sglang:a", "sglang:b"}) == "sglang"
+
+
+def table() -> str:
+    """The signals of all engines, as docs/engines.md shows them."""
+    rows = ["| signal | vLLM 0.32.0 | SGLang 0.5.23 | llama.cpp 11549 | wastegate |", "|---|---|---|---|---|"]
+    rules = {engine: {rule.signal: rule for rule in room.RULES} for engine, room in kinds.ENGINES.items()}
+    for field in msgspec.structs.fields(Signals):
+        ways = [own[field.name].ways[0] if field.name in own else () for own in rules.values()]
+        if any(ways):
+            cells = [" + ".join(f"`{_short(str(metric))}`" for metric in way) or "–" for way in ways]
+            rows.append(f"| `{field.name}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _short(metric: str) -> str:
+    for room in kinds.ENGINES.values():
+        metric = metric.removeprefix(room.PREFIX)
+    return metric
+
+
+def test_the_table_in_the_docs_is_the_rules() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert table() in page
