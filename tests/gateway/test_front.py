@@ -7,16 +7,21 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fake_replica import FakeReplica, Fault, Json, Reply, Sse
 from tests.gateway.running import LIMIT, Running, chat, running
+from wastegate.core import prefixes
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules
 from wastegate.core.world import Result
 from wastegate.gateway.app import Gateway
 from wastegate.gateway.claims import Asker
 from wastegate.gateway.config import Config, StartError
+from wastegate.gateway.reload import prepare
 from wastegate.gateway.serve import Limits
+from wastegate.levers import Config as Levers
+from wastegate.levers import routing
 from wastegate.store.entries import Ledger
 
 STREAM = chat(stream=True)
@@ -265,3 +270,110 @@ async def test_after_a_start_that_failed_another_succeeds(tmp_path: Path) -> Non
     async with FakeReplica() as replica, running(tmp_path, replica) as gateway:
         assert (await gateway.post(chat())).status == 200
         await gateway.closed(1)
+
+
+# ---- routing
+
+
+def about(topic: str, question: int) -> bytes:
+    """A prompt of some blocks about a topic, with a question of its own."""
+    return chat(f"{topic} " * 600 + f"question {question}", stream=True)
+
+
+def routed(policy: routing.Policy) -> Levers:
+    return Levers(routing=routing.Config(policy=policy))
+
+
+async def test_prompts_that_begin_alike_go_where_their_beginning_is(tmp_path: Path) -> None:
+    async with (
+        FakeReplica() as one,
+        FakeReplica() as two,
+        running(tmp_path, one, two, levers=routed("prefix_aware")) as gateway,
+    ):
+        for question in range(4):
+            for topic in "abcdef":
+                assert (await gateway.post(about(topic, question))).status == 200
+        entries = await gateway.closed(24)
+        homes: dict[str, set[str]] = {}
+        for entry in entries:
+            homes.setdefault(entry.blocks[:8].hex(), set()).add(entry.attempts[0].replica)
+        assert len(homes) == 6
+        assert all(len(replicas) == 1 for replicas in homes.values())
+        first, later = entries[0].trail, entries[-1].trail
+        assert first[0].startswith("routing: ")
+        assert "is home to its beginning" in first[0]
+        assert "is the best of its cache and its wait" in later[0]
+
+
+async def test_what_a_replica_held_is_forgotten_when_it_goes_down(tmp_path: Path) -> None:
+    async with (
+        FakeReplica() as one,
+        FakeReplica() as two,
+        running(tmp_path, one, two, levers=routed("prefix_aware")) as gateway,
+    ):
+        await gateway.post(about("a", 0))
+        (entry,) = await gateway.closed(1)
+        name = entry.attempts[0].replica
+        holder = one if name == "r1" else two
+        await holder.stop()
+        await gateway.until(
+            lambda: any(state.state == "down" for state in gateway.hub.world.states), "its holder is seen to be down"
+        )
+        await holder.start()
+        await gateway.ready(2)
+        await gateway.post(about("a", 1))
+        entry = (await gateway.closed(2))[-1]
+        assert "is home to its beginning" in entry.trail[0]
+        assert entry.trail[0].count("has 0 of") == 2
+
+
+async def test_a_policy_is_switched_on_changed_and_off_by_reload(tmp_path: Path) -> None:
+    here: list[Config] = []
+    async with (
+        FakeReplica() as one,
+        FakeReplica() as two,
+        running(tmp_path, one, two, load=lambda: here[-1]) as gateway,
+    ):
+        assert gateway.gateway.front is not None
+        before = gateway.gateway.front._config
+        said = []
+        for policy in ("off", "prefix_aware", "round_robin", "off"):
+            here.append(replace(before, levers=routed(policy)))
+            status, _ = await gateway.admin("/admin/reload", method="POST")
+            assert status == 200
+            known = gateway.hub.world.reuse
+            assert (known is None) == (policy == "off")
+            for question in range(2):
+                assert (await gateway.post(about("a", question))).status == 200
+            entries = await gateway.closed(2 * len(here))
+            said.append(entries[-1].trail[0].split(":")[0:2])
+            if policy == "round_robin":
+                assert {entry.attempts[0].replica for entry in entries[-2:]} == {"r1", "r2"}
+        assert [words[0] for words in said] == ["baseline", "routing", "routing", "baseline"]
+        assert said[2][1] == " round robin"
+
+
+async def test_simhash_is_computed_only_where_a_route_goes_by_it(tmp_path: Path) -> None:
+    async with (
+        FakeReplica() as one,
+        FakeReplica() as two,
+        running(tmp_path, one, two, levers=routed("simhash")) as gateway,
+    ):
+        for _ in range(3):
+            await gateway.post(about("a", 1))
+        entries = await gateway.closed(3)
+        assert "no prompt like it in memory" in entries[0].trail[0]
+        assert "a prompt much like it went to" in entries[2].trail[0]
+        assert len({entry.attempts[0].replica for entry in entries}) == 1
+
+
+async def test_another_bound_begins_another_index(tmp_path: Path) -> None:
+    async with FakeReplica() as one, running(tmp_path, one, levers=routed("prefix_aware")) as gateway:
+        front = gateway.gateway.front
+        assert front is not None
+        old = gateway.hub.world.reuse
+        small = routing.Config(policy="prefix_aware", index=prefixes.Config(max_bytes=1 << 16))
+        for levers, kept in ((routed("least_inflight"), True), (Levers(routing=small), False)):
+            config = replace(front._config, levers=levers)
+            front.take(prepare(config))
+            assert (gateway.hub.world.reuse is old) == kept
