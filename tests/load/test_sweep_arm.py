@@ -18,7 +18,7 @@ SHAPE = Shape(60, 5)
 
 
 def swept(toy: ToyServer, shape: Shape = SHAPE, key: str = "", **asked: object) -> Swept:
-    settings = {"settle": Rule(seconds=0.2, most=5.0, tolerance=0.5), "drain": 5.0, **asked}
+    settings = {"settle": Rule(seconds=0.1, most=0.5, tolerance=0.5), "drain": 5.0, **asked}
     return Swept(Running(Spec(name="toy", url=toy.url), toy.url), shape, Asked(**settings), key)  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ def test_limits_and_lengths_in_words() -> None:
 
 async def test_so_many_at_once(toy: ToyServer) -> None:
     toy.gap = 0.01
-    arm = swept(toy, key="secret")
+    arm = swept(toy, key="secret", settle=Rule(seconds=0.2, most=20.0, tolerance=0.5))
     sample = await arm(turn(rate=4.0))
     assert sample.figures["settled"] == 1.0
     assert sample.figures["qps"] == pytest.approx(4 / sample.figures["wait"], rel=0.2), "Little's law"

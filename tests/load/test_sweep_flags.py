@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from pathlib import Path
 
 from wastegate.cli import _parser
+from wastegate.load.sweep_command import config_from
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +30,17 @@ def test_the_examples_can_be_typed() -> None:
     assert len(examples) >= 4
     for example in examples:
         _parser().parse_args(shlex.split(re.split(r"   +(?=[a-z])", example)[0]))
+
+
+def test_what_the_page_shows_can_be_asked_for() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^wastegate (bench.*)$", page, re.M)
+    assert len(shown) >= 4
+    for command in shown:
+        assert config_from(_parser().parse_args(shlex.split(command))).levels
+    named = set(re.findall(r"`[^`\n]*?(--[a-z][a-z-]*)", page))
+    known = {flag for action in parser()._actions for flag in action.option_strings}
+    assert named <= known
 
 
 def test_calls_at_once_or_a_rate_but_not_both() -> None:
