@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -378,13 +378,13 @@ async def test_a_kill_leaves_a_trace_of_followers(tmp_path: Path) -> None:
     """A follower is admitted, as number 0: it holds no slot, but its client waits."""
     async with sharing(tmp_path) as (replica, gateway):
         admitted: list[Admission] = []
-        write = gateway.hub.recorder.write
+        admit = gateway.hub.recorder.admit
 
-        def seen(admissions: Sequence[Admission], entries: Sequence[Entry]) -> None:
-            admitted.extend(admissions)
-            write(admissions, entries)
+        def seen(admission: Admission) -> None:
+            admitted.append(admission)
+            admit(admission)
 
-        gateway.hub.recorder.write = seen  # type: ignore[method-assign]
+        gateway.hub.recorder.admit = seen  # type: ignore[method-assign]
         calls = [await ask(gateway), await ask(gateway)]
         replica.release()
         for one in calls:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.fake_replica import FakeReplica
 from tests.gateway.running import chat, running
-from wastegate.gateway.keys import Headers, Keys
+from wastegate.gateway.heads import Headers
+from wastegate.gateway.keys import Keys
 
 KEY, OTHER = "sk-first-0123456789", "sk-second-9876543210"
 
