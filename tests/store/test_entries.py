@@ -210,3 +210,9 @@ def test_what_is_read_within_one_moment_is_of_one_moment(tmp_path: Path) -> None
             assert len(ledger.facts(-math.inf, math.inf).calls.key) == 0
         assert ledger.count() == 1
         assert [one.id for one in ledger.read([1])] == ["x"]
+
+
+def test_a_call_is_found_where_it_ended_though_its_attempts_were_over(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.add([entry("waited", attempt("a", 1.0, 2.0, outcome="failed"), ended=9.0)])
+        assert len(ledger.facts(5.0, 10.0).calls.key) == 1

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ledgers import HOURLY, PLAIN, attempt, calls, entry, span, spans
+from tests.ledgers import HOURLY, PLAIN, attempt, calls, entry, record, run, span, spans
 from wastegate.core.attribution import WASTE, attribute
 from wastegate.core.ledger import Entry, ReplicaSpan
+from wastegate.core.records import Cursor, Heard
 from wastegate.store.entries import Ledger
 from wastegate.store.export import Call, Sweep
 
@@ -96,6 +97,25 @@ def test_a_part_without_a_price_makes_no_call_unpriced_that_cost_something(tmp_p
         found, _ = swept(ledger, 2)
     assert found["x"].charges[0].priced
     assert not found["s1"].charges[0].priced
+
+
+def test_what_engines_and_meters_told_leaves_too(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.db") as ledger:
+        calls = [entry(f"c{n}", attempt("a", n, n + 1.5, first_token=n + 0.5, output_tokens=5)) for n in range(8)]
+        ledger.add([*calls, entry("other", attempt("b", 0, 8))])
+        told = [record(f"c{n}.1", run(n, n + 1.5, steps=5, prefill=10, decode=4), arrived=float(n)) for n in range(4)]
+        ledger.save_records([Heard("a", Cursor("boot", 4, 9.0), tuple(told))])
+        ledger.save_spans([span("a", 0, 10, work=PLAIN, joules=200.0), span("b", 0, 10)])
+        found, sweep = swept(ledger, 3)
+        whole, _ = swept(ledger, 100)
+    assert [found[f"c{n}"].charges[0].recorded for n in range(8)] == [True] * 4 + [False] * 4
+    shares = [found[f"c{n}"].charges[0].joules for n in range(8)]
+    assert all(share is not None for share in shares)
+    assert shares == pytest.approx([whole[f"c{n}"].charges[0].joules for n in range(8)], rel=0.05)
+    assert found["other"].charges[0].joules is None
+    assert [(bill.replica, bill.basis) for bill in sweep.bills] == [("a", "GATEWAY"), ("b", "GATEWAY")]
+    assert sweep.bills[0].joules == pytest.approx(200.0)
+    assert sweep.bills[1].joules is None
 
 
 def test_a_window_that_ends_before_it_starts_is_refused(tmp_path: Path) -> None:

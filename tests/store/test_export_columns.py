@@ -11,8 +11,12 @@ from tests.ledgers import attempt, entry
 from wastegate.store.export import Bill, Call, Charge
 from wastegate.store.export_columns import ATTEMPTS, ENTRIES, REPLICAS, Column, Tried
 
-CHARGE = Charge(cost=6, prefill=1, decode=2, kv=3, naive=9, priced=True, waste="")
-UNPRICED = Charge(cost=0, prefill=0, decode=0, kv=0, naive=0, priced=False, waste="failed")
+CHARGE = Charge(
+    cost=6, prefill=1, decode=2, kv=3, naive=9, estimate=5, joules=2.5, recorded=True, priced=True, waste=""
+)
+UNPRICED = Charge(
+    cost=0, prefill=0, decode=0, kv=0, naive=0, estimate=0, joules=None, recorded=False, priced=False, waste="failed"
+)
 CALL = Call(
     entry("x", attempt("a", 1, 2, outcome="failed"), attempt("b", 2, 4, number=2), tags=(("team", "red"),)),
     (UNPRICED, CHARGE),
@@ -35,12 +39,13 @@ def test_an_attempt_names_its_call_and_its_charge() -> None:
     found = row(ATTEMPTS, Tried(CALL.entry, CALL.entry.attempts[1], CHARGE))
     assert (found["entry"], found["number"], found["replica"], found["ended"]) == ("x", 2, "b", 4)
     assert [found[f"{name}_nano"] for name in ("cost", "prefill", "decode", "kv", "naive")] == [6, 1, 2, 3, 9]
+    assert (found["estimate_nano"], found["joules"], found["recorded"]) == (5, 2.5, True)
 
 
 def test_a_replica_shows_its_bill() -> None:
-    found = row(REPLICAS, Bill("a", 10, 6, 3, 1, 1.0, 0.5, 1.0, 0.0, 0.0, "a test"))
+    found = row(REPLICAS, Bill("a", 10, 6, 3, 1, 1.0, 0.5, 1.0, 0.0, 0.0, None, "EXACT", "a test"))
     assert found["bill_nano"] == found["requests_nano"] + found["idle_nano"] + found["overhead_nano"]
-    assert found["work"] == "a test"
+    assert (found["work"], found["basis"], found["joules"]) == ("a test", "EXACT", None)
 
 
 @pytest.mark.parametrize("columns", [ENTRIES, ATTEMPTS, REPLICAS])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ledgers import attempt, entry
 from wastegate.core.records import Cursor, Heard
 from wastegate.store import schema
 from wastegate.store.entries import Ledger
@@ -86,6 +87,17 @@ def test_a_ledger_from_before_engine_records_keeps_its_calls(tmp_path: Path) -> 
         ledger.save_records([Heard("a", Cursor("boot", 3, 1.0), ())])
         assert ledger.cursors()["a"].sequence == 3
         assert ledger.names([1]) == {1: "chat"}
+
+
+def test_an_older_ledgers_calls_last_until_they_ended(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.db") as ledger:
+        ledger.add([entry("waited", attempt("a", 1.0, 2.0, outcome="failed"), ended=9.0)])
+        db = fresh(tmp_path / "l.db")
+        db.execute("UPDATE entry SET last = 2.0")  # as it was written before
+        assert len(ledger.facts(5.0, 10.0).calls.key) == 0
+        schema._last_moments(db)
+        db.close()
+        assert len(ledger.facts(5.0, 10.0).calls.key) == 1
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

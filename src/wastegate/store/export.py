@@ -7,16 +7,17 @@ itself, and a call's charges are summed over the slices that it touches. It leav
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict, replace
 
 from wastegate.core.attribution import WASTE, Charges, ReplicaBill, attribute
 from wastegate.core.facts import Facts, Ints
-from wastegate.core.ledger import Entry
+from wastegate.core.ledger import Basis, Entry
 from wastegate.store.entries import Ledger
 
 SLICE = 100_000
@@ -24,8 +25,8 @@ SLICE = 100_000
 BATCH = 2_000
 """Calls held whole at once."""
 
-Money = tuple[int, int, int, int]
-"""Prefill, decode, KV and naive, in nano-dollars."""
+_SUMMED = ("bill", "requests", "idle", "overhead", "up", "busy", "serving", "unpriced", "outside")
+_SURE: tuple[Basis, ...] = ("EXACT", "DEGRADED", "GATEWAY")
 
 
 class Charge(Struct, frozen=True, gc=False):
@@ -36,6 +37,12 @@ class Charge(Struct, frozen=True, gc=False):
     decode: int
     kv: int
     naive: int
+    estimate: int
+    """What ``cost`` would be by what the gateway alone saw."""
+    joules: float | None
+    """Energy; None where its replica's is not known."""
+    recorded: bool
+    """Its engine told what it did for it."""
     priced: bool
     """False: it ran in this window, and never while its replica was known to be up at a price."""
     waste: str
@@ -62,6 +69,9 @@ class Bill(Struct, frozen=True, gc=False):
     serving: float
     unpriced: float
     outside: float
+    joules: float | None
+    basis: Basis
+    """The least sure of the slices in which it had attempts."""
     work: str
     """Where the figures come from by which its cost was shared."""
 
@@ -73,7 +83,7 @@ class Sweep:
         if not start <= end:
             raise ValueError(f"the window ends ({end}) before it starts ({start})")
         self._ledger, self._start, self._end, self._size, self._batch = ledger, start, end, size, batch
-        self._open: dict[int, dict[int, tuple[Money, bool]]] = {}
+        self._open: dict[int, dict[int, _Part]] = {}
         self._bills: dict[str, Bill] = {}
 
     def calls(self) -> Iterator[list[Call]]:
@@ -113,38 +123,90 @@ class Sweep:
         """Remember what a call that goes on has cost so far."""
         so_far = self._open.setdefault(key, {})
         for row in rows:
-            number = int(facts.attempts.number[row])
-            before, priced = so_far.get(number, ((0, 0, 0, 0), True))
-            now = _money(charges, row)
-            sums = (before[0] + now[0], before[1] + now[1], before[2] + now[2], before[3] + now[3])
-            so_far[number] = (sums, priced and bool(charges.priced[row]))
+            number, part = int(facts.attempts.number[row]), _Part.of(charges, row)
+            so_far[number] = part.joined(so_far.get(number))
 
     def _charges(self, key: int, facts: Facts, charges: Charges, rows: Ints) -> tuple[Charge, ...]:
         before = self._open.pop(key, {})
         made = []
         for row in rows:
-            earlier, priced = before.get(int(facts.attempts.number[row]), ((0, 0, 0, 0), True))
-            prefill, decode, kv, naive = (sum(pair) for pair in zip(earlier, _money(charges, row), strict=True))
-            cost = prefill + decode + kv
-            # What cost something was priced, though another slice of it may not have been.
-            known = cost > 0 or (priced and bool(charges.priced[row]))
-            made.append(Charge(cost, prefill, decode, kv, naive, known, WASTE[charges.waste[row]]))
+            part = _Part.of(charges, row)
+            if before:
+                part = part.joined(before.get(int(facts.attempts.number[row])))
+            made.append(part.charge(WASTE[charges.waste[row]]))
         return tuple(made)
 
     def _add(self, bill: ReplicaBill) -> None:
-        fields = {name: value for name, value in asdict(bill).items() if name in Bill.__struct_fields__}
-        new = Bill(**{**fields, "work": bill.work.source})
         old = self._bills.get(bill.replica)
+        sums = {name: getattr(bill, name) for name in _SUMMED}
+        joules, basis = bill.joules, bill.basis if bill.attempts else "EXACT"
         if old is not None:
-            sums = {name: getattr(old, name) + getattr(new, name) for name in Bill.__struct_fields__[1:-1]}
-            new = replace(new, **sums)
-        self._bills[bill.replica] = new
+            sums = {name: getattr(old, name) + amount for name, amount in sums.items()}
+            joules = old.joules if joules is None else joules + (old.joules or 0.0)
+            basis = max(old.basis, basis, key=_SURE.index)
+        self._bills[bill.replica] = Bill(
+            replica=bill.replica, **sums, joules=joules, basis=basis, work=bill.work.source
+        )
 
 
-def _money(charges: Charges, row: int) -> Money:
-    columns = (charges.prefill, charges.decode, charges.kv, charges.naive)
-    prefill, decode, kv, naive = (int(column[row]) for column in columns)
-    return prefill, decode, kv, naive
+class _Part(NamedTuple):
+    """What an attempt cost within one slice, or within several."""
+
+    prefill: int
+    decode: int
+    kv: int
+    naive: int
+    estimate: int
+    joules: float
+    """NaN where not known."""
+    recorded: bool
+    priced: bool
+
+    @classmethod
+    def of(cls, charges: Charges, row: int) -> _Part:
+        return cls(
+            int(charges.prefill[row]),
+            int(charges.decode[row]),
+            int(charges.kv[row]),
+            int(charges.naive[row]),
+            int(charges.estimate[row]),
+            float(charges.joules[row]),
+            bool(charges.recorded[row]),
+            bool(charges.priced[row]),
+        )
+
+    def joined(self, other: _Part | None) -> _Part:
+        if other is None:
+            return self
+        return _Part(
+            self.prefill + other.prefill,
+            self.decode + other.decode,
+            self.kv + other.kv,
+            self.naive + other.naive,
+            self.estimate + other.estimate,
+            # One slice of a replica may have no energy known, and then says nothing of the others.
+            self.joules
+            if math.isnan(other.joules)
+            else other.joules + (0.0 if math.isnan(self.joules) else self.joules),
+            self.recorded or other.recorded,
+            self.priced and other.priced,
+        )
+
+    def charge(self, waste: str) -> Charge:
+        cost = self.prefill + self.decode + self.kv
+        return Charge(
+            cost=cost,
+            prefill=self.prefill,
+            decode=self.decode,
+            kv=self.kv,
+            naive=self.naive,
+            estimate=self.estimate,
+            joules=None if math.isnan(self.joules) else self.joules,
+            recorded=self.recorded,
+            # What cost something was priced, though another slice of it may not have been.
+            priced=cost > 0 or self.priced,
+            waste=waste,
+        )
 
 
 def _rows_of(facts: Facts) -> list[Ints]:

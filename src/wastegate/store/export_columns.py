@@ -81,6 +81,9 @@ ATTEMPTS: tuple[Column[Tried], ...] = (
     Column("decode_nano", "int64", "of that, decode", lambda t: t.charge.decode),
     Column("kv_nano", "int64", "of that, KV held", lambda t: t.charge.kv),
     Column("naive_nano", "int64", "rate × duration × memory share", lambda t: t.charge.naive),
+    Column("estimate_nano", "int64", "its cost by what the gateway alone saw", lambda t: t.charge.estimate),
+    Column("joules", "double", "its part of the energy; empty where unknown", lambda t: t.charge.joules),
+    Column("recorded", "bool", "true: its engine told what it did for it", lambda t: t.charge.recorded),
     Column("priced", "bool", "false: its replica had no known price", lambda t: t.charge.priced),
     Column("waste", "string", "why its cost is waste; empty: it is not", lambda t: t.charge.waste),
 )
@@ -95,5 +98,7 @@ REPLICAS: tuple[Column[Bill], ...] = (
     Column("serving_seconds", "double", "of that, ready to serve", lambda b: b.serving),
     Column("unpriced_seconds", "double", "up at no known price", lambda b: b.unpriced),
     Column("outside_seconds", "double", "attempts outside its known up time", lambda b: b.outside),
+    Column("joules", "double", "energy; empty where unknown", lambda b: b.joules),
+    Column("basis", "string", "EXACT, DEGRADED or GATEWAY: how sure the shares are", lambda b: b.basis),
     Column("work", "string", "where its cost of work comes from", lambda b: b.work),
 )

@@ -7,7 +7,7 @@ import csv
 import importlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Literal
@@ -160,12 +160,12 @@ class _Csv:
 
     def __init__(self, path: Path, columns: Sequence[Column[Any]]) -> None:
         self._file = path.open("w", encoding="utf-8", newline="")
-        self._columns = columns
+        self._readers = [_worded(column) if column.kind == "bool" else column.read for column in columns]
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow([column.name for column in columns])
 
     def write(self, rows: Sequence[Any]) -> None:
-        self._writer.writerows([_cell(column.read(row)) for column in self._columns] for row in rows)
+        self._writer.writerows([read(row) for read in self._readers] for row in rows)
 
     def close(self) -> None:
         with self._file as file:
@@ -173,9 +173,9 @@ class _Csv:
             os.fsync(file.fileno())
 
 
-def _cell(value: Any) -> Any:
-    """Truth as JSON writes it; floats so that they read back the same (the writer does that itself)."""
-    return ("false", "true")[value] if isinstance(value, bool) else value
+def _worded(column: Column[Any]) -> Callable[[Any], str]:
+    """Truth as JSON writes it."""
+    return lambda row: "true" if column.read(row) else "false"
 
 
 class _Parquet:

@@ -51,7 +51,7 @@ def insert(db: sqlite3.Connection, labels: dict[str, int], entries: Sequence[Ent
 
     numbers = [
         (
-            *(seq, e.arrived, e.ended, max((a.ended for a in e.attempts), default=e.ended)),
+            *(seq, e.arrived, e.ended, max([e.ended, *(a.ended for a in e.attempts)])),
             *(label(e.route), label(e.model), label(e.tenant), label(e.length_class)),
             *(label(e.outcome), e.stream, e.status),
         )

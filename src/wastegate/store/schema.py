@@ -116,4 +116,10 @@ def _engine_records(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _prompts, _engine_records)
+def _last_moments(connection: sqlite3.Connection) -> None:
+    """``last`` was the end of a call's last attempt, even where the call waited on and ended later: windows after that
+    attempt did not find it."""
+    connection.execute("UPDATE entry SET last = ended WHERE last < ended")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _prompts, _engine_records, _last_moments)
