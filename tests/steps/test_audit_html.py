@@ -120,8 +120,16 @@ def test_idle_alone_is_drawn_too(tmp_path: Path) -> None:
 
 def test_many_labels_are_cut_to_the_dearest(tmp_path: Path) -> None:
     calls = [entry(f"c{n}", attempt("a", T + n, T + n + 1, output_tokens=5), tenant=f"t{n}") for n in range(15)]
-    html = html_of(at(tmp_path, calls, [span("a", T, T + 20, work=PLAIN)]))
+    html = html_of(at(tmp_path, calls, [span(f"r{n}", T, T + 20) for n in range(12)] + [span("a", T, T + 20)]))
     assert "5 more in the table below." in html
+    assert "3 more in the table below." in html
+
+
+def test_charts_of_tags_are_bounded(tmp_path: Path) -> None:
+    tags = tuple((f"key-{n:02}", "x") for n in range(30))
+    html = html_of(at(tmp_path, [entry("c", attempt("a", T, T + 1), tags=tags)], [span("a", T, T + 2)]))
+    assert html.count("<figcaption>Cost of requests, by") == audit_html.SPLITS
+    assert "tag key-29" in html
 
 
 def test_the_command_writes_the_page_beside_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,9 +60,12 @@ def test_groups_and_texts_keep_their_order_and_lines() -> None:
     assert html.count("<pre>") == 2
 
 
-def test_what_has_no_plain_words_is_refused_rather_than_left_out() -> None:
-    with pytest.raises(TypeError, match="a Panel cannot be shown"):
-        page.shown(Panel("x"))
+def test_what_else_the_terminal_can_show_is_its_text() -> None:
+    made = Table()
+    made.add_column("x")
+    made.add_row(Panel("within <b>"))
+    assert "within &lt;b&gt;" in page.shown(made)
+    assert "alone" in page.shown(Panel("alone"))
 
 
 def test_no_text_from_outside_becomes_a_tag() -> None:

@@ -21,7 +21,9 @@ from wastegate.store.entries import Ledger
 
 KINDS = (("useful", "requests"), ("waste", "waste"), ("idle", "idle"), ("overhead", "overhead"))
 LABELS = 10
-"""Bars in one chart of labels; the tables hold more."""
+"""Bars in one chart; the tables hold more."""
+SPLITS = 12
+"""Charts of labels: route, model, tenant, class, and the first tags."""
 _SAID = {
     "pass": "These figures stand",
     "hold": "Take these figures with care",
@@ -98,7 +100,7 @@ def _charts(report: Report, series: Sequence[Slice]) -> list[str]:
         _over_time(series),
         _replicas(report),
         _waste(report),
-        *(_split(report, split) for split in report.splits),
+        *(_split(report, split) for split in report.splits[:SPLITS]),
         _latency(report),
         _dearest(report),
         _naive(report),
@@ -140,6 +142,7 @@ def _over_time(series: Sequence[Slice]) -> str:
 
 
 def _replicas(report: Report) -> str:
+    paid = sorted((one for one in report.replicas if one.dollars), key=lambda one: -one.dollars)
     rows = [
         Bar(
             replica.name,
@@ -150,13 +153,16 @@ def _replicas(report: Report) -> str:
                 Part(f"overhead: {dollars(replica.overhead)}", replica.overhead, "overhead"),
             ),
         )
-        for replica in report.replicas
-        if replica.dollars
+        for replica in paid[:LABELS]
     ]
     if not rows:
         return ""
     kinds = [pair for pair in KINDS if pair[0] != "waste"]
-    return page.figure("Idle, by replica", legend(kinds) + bars("Idle, by replica", rows))
+    return page.figure("Idle, by replica", legend(kinds) + bars("Idle, by replica", rows), _more(len(paid)))
+
+
+def _more(count: int) -> str:
+    return f"{count - LABELS} more in the table below." if count > LABELS else ""
 
 
 def _waste(report: Report) -> str:
@@ -192,9 +198,8 @@ def _split(report: Report, split: Split) -> str:
         )
         for row in known[:LABELS]
     ]
-    more = f"{len(known) - LABELS} more in the table below." if len(known) > LABELS else ""
     title = f"Cost of requests, by {split.by}"
-    return page.figure(title, bars(title, rows, report.bill.requests or None), more)
+    return page.figure(title, bars(title, rows, report.bill.requests or None), _more(len(known)))
 
 
 def _latency(report: Report) -> str:

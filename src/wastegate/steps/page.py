@@ -3,12 +3,13 @@ Layout only, and the one place where text from outside becomes part of a page: n
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -91,7 +92,7 @@ def verdict(ruling: str, said: str, reasons: Iterable[str]) -> str:
 
 
 def shown(part: RenderableType) -> str:
-    """What would be printed, as HTML: tables, texts and groups of them."""
+    """What would be printed, as HTML: tables, texts and groups of them; anything else as the text that it prints."""
     if isinstance(part, Group):
         return "".join(shown(one) for one in part.renderables)
     if isinstance(part, Table):
@@ -122,12 +123,14 @@ def _table(table: Table) -> str:
 
 
 def _words(part: RenderableType) -> str:
-    """Raises TypeError for what has no plain words: nothing that the terminal shows may be missing here."""
     if isinstance(part, Text):
         return part.plain
     if isinstance(part, str):
         return part
-    raise TypeError(f"a {type(part).__name__} cannot be shown on a page")
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    with console.capture() as printed:
+        console.print(part)
+    return printed.get()
 
 
 def write(path: Path, text: str) -> None:
