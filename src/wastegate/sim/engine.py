@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from wastegate.core.call import Call
 from wastegate.core.effects import (
     Claim,
     Claimed,
@@ -22,10 +23,13 @@ from wastegate.core.effects import (
     Send,
     Woken,
 )
+from wastegate.core.fleet import Rations, View
 from wastegate.core.ledger import Attempt, Outcome
 from wastegate.core.lifecycle import Lever, lifecycle
+from wastegate.core.line import QUANTUM
 from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules, Timers
+from wastegate.core.rationing import Rationing
 from wastegate.core.world import World
 from wastegate.sim.batch import BatchedReplica
 from wastegate.sim.flight import Arrival, Flight, Server, Twins, shared
@@ -61,6 +65,7 @@ class Simulation:
         line_bound: int = 256,
         note: Note | None = None,
         sink: Sink | None = None,
+        rationing: Rationing | None = None,
     ) -> None:
         """``sink`` takes each call's end in place of :attr:`closed`, so that a long run needs no more memory than a
         short one."""
@@ -77,6 +82,9 @@ class Simulation:
         self._note = note
         self._servers = {machine.replica.name: Server(machine) for machine in machines}
         self._twins = Twins()
+        self._coming = False
+        """Further calls will come."""
+        self._rationing = rationing
         self._wake_planned = self._sweep_planned = False
         world.set_fleet(server.machine.replica for server in self._servers.values())
         for name in self._servers:
@@ -92,6 +100,11 @@ class Simulation:
         """What each machine has done, by its replica's name."""
         return {name: server.work.spent for name, server in self._servers.items()}
 
+    def machine(self, name: str) -> tuple[Machine, BatchedReplica]:
+        """A machine, and its work as it stands."""
+        server = self._servers[name]
+        return server.machine, server.work
+
     # ---- what is to happen
 
     def arrive(self, arrivals: Iterable[Arrival]) -> None:
@@ -100,6 +113,7 @@ class Simulation:
 
     def _fetch(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
+        self._coming = arrival is not None
         if arrival is not None:
             self.heap.at(arrival.call.arrived, lambda: self._arrives(arrival, arrivals))
 
@@ -113,6 +127,16 @@ class Simulation:
         self.heap.at(at + noticed, lambda: self._probe(name))
         if back is not None:
             self.heap.at(back, lambda: self._come_back(name))
+
+    def every(self, seconds: float, at: float, action: Callable[[float], None]) -> None:
+        """An action from ``at`` on, as long as calls are on their way or still to come."""
+
+        def tick() -> None:
+            action(self.heap.now)
+            if self._coming or self.busy or self.lines:
+                self.heap.at(self.heap.now + seconds, tick)
+
+        self.heap.at(at, tick)
 
     def run(self) -> list[Closed]:
         """Until every call has its entry; in the order in which they ended."""
@@ -153,13 +177,15 @@ class Simulation:
             case Prepare(call):
                 return call
             case Look(call):
-                view = self.world.view(call, now, self._draws.random(), self.lines.ahead(call.model, flight))
+                view = self._view(flight, call, now)
                 twin = self._twins.of(call)
                 return replace(view, twin=twin) if twin else view
             case Claim(plan):
                 granted = self.world.claim(plan, now)
                 if granted:
-                    self._leave_line(flight)
+                    self._leave_line(flight, served=True)
+                    if self._rationing is not None:
+                        self._rationing.took(flight.call.route)
                     if self.world.reuse is not None and plan.replica is not None:
                         self.world.reuse.sent(flight.call, plan.replica.name, now)
                 return Claimed(granted, now)
@@ -169,7 +195,7 @@ class Simulation:
                 self._twins.leads(flight)
                 return self._send(flight, plan)
             case Queue(call, wait):
-                if not self.lines.join(call.model, flight, call.priority):
+                if not self._join_line(flight, call, wait.until):
                     return Woken("full", now)
                 flight.waiting = True
                 self._later(wait.until, flight, lambda: self._advance(flight, Woken("deadline", self.heap.now)))
@@ -183,12 +209,36 @@ class Simulation:
         serial = flight.serial
         self.heap.at(time, lambda: action() if flight.serial == serial else None)
 
-    def _leave_line(self, flight: Flight) -> None:
-        flight.waiting = False
-        if self.lines.leave(flight.call.model, flight):
-            self._changed()
+    def _view(self, flight: Flight, call: Call, now: float) -> View:
+        rationing = self._rationing
+        ahead = self.lines.ahead(call.model, flight, rationing.closed if rationing is not None else ())
+        view = self.world.view(call, now, self._draws.random(), ahead)
+        if rationing is None:
+            return view
+        waiting, turn = self.lines.waiting(call.model)
+        turn = None if self.lines.has(call.model, flight) else turn
+        return replace(view, rations=Rations(waiting, turn, rationing.running(call.route)))
 
-    def _changed(self) -> None:
+    def _join_line(self, flight: Flight, call: Call, until: float) -> bool:
+        rationing = self._rationing
+        if rationing is None:
+            return self.lines.join(call.model, flight, call.priority)
+        before = len(self.lines)
+        cost = call.prompt_tokens + (call.max_tokens or QUANTUM) * call.n
+        joined = self.lines.join(
+            call.model, flight, call.priority, tenant=call.tenant, group=rationing.group(call.route), deadline=until,
+            cost=cost,
+        )  # fmt: skip
+        if rationing.closed and len(self.lines) > before:
+            self.changed()  # whoever is before it may only be waiting for its route
+        return joined
+
+    def _leave_line(self, flight: Flight, served: bool = False) -> None:
+        flight.waiting = False
+        if self.lines and self.lines.leave(flight.call.model, flight, served, self.heap.now):
+            self.changed()
+
+    def changed(self) -> None:
         """A slot, a replica or the head of a line has changed: let the heads look again, once."""
         if self.lines and not self._wake_planned:
             self._wake_planned = True
@@ -196,7 +246,7 @@ class Simulation:
 
     def _wake(self) -> None:
         self._wake_planned = False
-        for flight in self.lines.heads():
+        for flight in self.lines.heads(self._rationing.closed if self._rationing is not None else ()):
             self._advance(flight, Woken("turn", self.heap.now))
 
     def _plan_sweep(self) -> None:
@@ -206,7 +256,7 @@ class Simulation:
 
     def _sweep(self) -> None:
         self._sweep_planned = False
-        self._changed()
+        self.changed()
         self._plan_sweep()
 
     def _hang_up(self, flight: Flight) -> None:
@@ -326,8 +376,10 @@ class Simulation:
         reply = Reply(attempt, started, finish_reason="stop" if whole else "")
         if self.world.reuse is not None:
             self.world.reuse.ended(flight.call.id, attempt, now)
+        if self._rationing is not None:
+            self._rationing.gave(flight.call.route)
         self.world.released(reply, now)
-        self._changed()
+        self.changed()
         return reply
 
     # ---- machines that stop
@@ -349,4 +401,4 @@ class Simulation:
     def _come_back(self, name: str) -> None:
         self._servers[name].alive = True
         self.world.set_state(name, "ready")
-        self._changed()
+        self.changed()

@@ -78,7 +78,7 @@ class Replayed(Simulation):
             flight.waiting = self.lines.join(command.call.model, flight, command.call.priority)
         return None
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         """Who is woken, and when, is recorded as well."""
 
     def _follow(self, flight: Flight, event: Event) -> None:

@@ -16,13 +16,16 @@ from msgspec import Struct
 from wastegate.core.call import Call
 from wastegate.core.effects import Closed
 from wastegate.core.ledger import NANO
+from wastegate.core.rationing import Rationing
 from wastegate.core.reuse import Reuse
+from wastegate.core.shares import Share
 from wastegate.core.world import World
 from wastegate.levers import active
 from wastegate.load.generate import fitted, make
 from wastegate.load.rows import BLOCK_TOKENS, Row
 from wastegate.load.schedule import Pace, Planned, schedule
 from wastegate.load.traces import read as read_trace
+from wastegate.sim.caps import Caps
 from wastegate.sim.engine import Simulation
 from wastegate.sim.flight import Arrival
 from wastegate.sim.replica import Machine, Spent
@@ -132,13 +135,25 @@ def simulate(
     file: File, fleet: list[Machine], arrivals: Iterable[Arrival], sink: Callable[[Closed], None]
 ) -> Simulation:
     """The simulation, ready to run, under the policy and the levers that the file sets."""
-    world = World(file.breaker, file.retry_budget)
+    world, batching = World(file.breaker, file.retry_budget), file.levers.batching
     if file.levers.routing.policy != "off":
         world.reuse = Reuse(file.levers.routing.index, file.levers.routing.sticky_seconds, _BEGIN)
+    rationing = Rationing(Share()) if batching.on else None
+    if rationing is not None:
+        rationing.set({}, batching.calls)
+    caps = Caps(batching.caps, batching.start) if batching.on and batching.caps.policy != "fixed" else None
+
+    def ended(closed: Closed) -> None:
+        sink(closed)
+        if caps is not None:
+            caps.ended(closed)
+
     simulation = Simulation(
         fleet, world, timers=file.timers, rules=file.retry, levers=active(file.levers), seed=file.seed,
-        line_bound=file.limits.line, sink=sink,
+        line_bound=file.limits.line, sink=ended, rationing=rationing,
     )  # fmt: skip
+    if caps is not None:
+        caps.start(simulation, _BEGIN)
     simulation.arrive(arrivals)
     return simulation
 

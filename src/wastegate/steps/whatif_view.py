@@ -85,14 +85,16 @@ def _notes(report: Report, verdict: Verdict) -> Text:
 def many(reports: Sequence[Report], verdicts: Sequence[Verdict]) -> RenderableType:
     """A sweep, a row a run."""
     table = Table(title=f"What if: {reports[0].traffic}", title_justify="left")
-    table.add_column("changed", overflow="fold")
-    for name in ("answered", "good", "TTFT P50", "TTFT P95", "TPOT", "E2E P95", "$/1,000", ""):
+    goal = any(report.good is not None for report in reports)
+    table.add_column("changed", overflow="fold", min_width=12)
+    for name in ("answered", *(("good",) if goal else ()), "TTFT P50", "TTFT P95", "TPOT", "E2E P95", "$/1,000"):
         table.add_column(name, justify="right", no_wrap=True)
     for report, verdict in zip(reports, verdicts, strict=True):
+        doubt = "" if verdict.ruling == "pass" else f" ({verdict.ruling})"
         table.add_row(
-            Text(report.label), f"{report.outcomes.get('finished', 0):,}", share(report.good), seconds(report.ttft.p50),
-            seconds(report.ttft.p95), seconds(report.tpot.mean), seconds(report.e2e.p95), dollars(report.per_thousand),
-            "" if verdict.ruling == "pass" else verdict.ruling,
+            Text(report.label + doubt), f"{report.outcomes.get('finished', 0):,}",
+            *((share(report.good),) if goal else ()), seconds(report.ttft.p50), seconds(report.ttft.p95),
+            seconds(report.tpot.mean), seconds(report.e2e.p95), dollars(report.per_thousand),
         )  # fmt: skip
     reasons = {reason for verdict in verdicts for reason in verdict.reasons}
     return Group(table, Text("\n".join(sorted(reasons))))
