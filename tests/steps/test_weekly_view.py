@@ -31,7 +31,7 @@ def test_the_bill_its_change_and_its_drivers_are_told(tmp_path: Path) -> None:
     assert "a: +$1.68, its price rose" in text
     assert "b: +$0.1000, new, up for 10.00 h" in text
     assert "There were 3 calls, after 2 in the week before." in text
-    assert "acme: +$0.0008333: 1 call more (+$0.0002778), each dearer (+$0.0005556)" in text
+    assert "acme: +$0.0008333: 1 more call (+$0.0002778), each dearer (+$0.0005556 in all)" in text
     assert "gone: −$0.0002778, no calls any more (there were 1)" in text
     assert "new: +$0.0005556, new with 1 call" in text
     assert "There is too little history to forecast the next week: 2 whole weeks with a bill are known" in text
@@ -98,7 +98,7 @@ def test_fewer_calls_at_the_same_price_are_told_as_that(tmp_path: Path) -> None:
     report = run(two_weeks(tmp_path), NOW)
     fewer = LabelDriver("route", "", by_calls=-2.0, by_each=0.0, calls=1, calls_before=3)
     text = said(replace(report, labels=(fewer,)))
-    assert "(none): −$2.00: 2 calls fewer (−$2.00)" in text
+    assert "(none): −$2.00: 2 fewer calls (−$2.00)" in text
 
 
 def test_signs() -> None:

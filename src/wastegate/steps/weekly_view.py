@@ -178,8 +178,8 @@ def _label(driver: LabelDriver) -> str:
     if not driver.calls:
         return f"{name}: {signed(driver.change)}, no calls any more (there were {driver.calls_before:,})"
     more = driver.calls - driver.calls_before
-    number = f"{counted(abs(more), 'call')} {'more' if more > 0 else 'fewer'} ({signed(driver.by_calls)})"
-    each = f"each {'dearer' if driver.by_each > 0 else 'cheaper'} ({signed(driver.by_each)})"
+    number = f"{counted(abs(more), 'more call' if more > 0 else 'fewer call')} ({signed(driver.by_calls)})"
+    each = f"each {'dearer' if driver.by_each > 0 else 'cheaper'} ({signed(driver.by_each)} in all)"
     reasons = [*([number] if more else []), *([each] if driver.by_each else [])]
     return f"{name}: {signed(driver.change)}: {', '.join(reasons)}"
 
