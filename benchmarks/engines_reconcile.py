@@ -119,12 +119,12 @@ async def send(running: Fleet, seconds: float) -> tuple[list[traffic.Seen], int,
     """All traffic; the cap's episode begins at half time."""
     url = running.url
     replays = [
-        traffic.replay(url, TRACES / traffic.MOONCAKE, "exact", 0.4, seconds, "--token-scale", "1/32",
+        traffic.replay(url, TRACES / traffic.MOONCAKE, "exact", 0.2, seconds, "--token-scale", "1/16",
                        "--endpoint", "completions"),
         traffic.replay(url, TRACES / traffic.AZURE, "m", 0.8, seconds, "--token-scale", "1/16", "--endpoint", "chat"),
     ]  # fmt: skip
     paths = (("/v1/completions", "exact"), ("/v1/chat/completions", "m"))
-    leaving = asyncio.ensure_future(traffic.leave(url, paths, max(seconds / 15, 5.0), seconds))
+    leaving = asyncio.ensure_future(traffic.leave(url, paths, max(seconds / 15, 20.0), seconds))
     try:
         await asyncio.sleep(seconds / 2)
         seen = await traffic.episode(url, running.engines["vllm"].url)
@@ -157,6 +157,8 @@ def by_route(facts: Facts, charges: Charges) -> list[RouteCost]:
     found = []
     for code in np.unique(facts.calls.route):
         rows = facts.calls.route[attempts.call] == code
+        if facts.names[int(code)] not in ("vllm", "others"):
+            continue  # the replay asked how many tokens its prompts are
         calls = len(np.unique(attempts.call[rows]))
         told = rows & charges.recorded & (charges.amount > 0)
         off = np.abs(charges.estimate[told] - charges.amount[told]) / charges.amount[told]

@@ -146,6 +146,8 @@ def test_what_downloads_need_of_the_environment(monkeypatch: pytest.MonkeyPatch)
         ('[gateway]\nlisten = "8080"\n', r"x\.toml: '8080' is not an address: write host:port"),
         ('[admin]\nlisten = "0.0.0.0:8081"\n', r"listens on 0\.0\.0\.0, which others can reach: set token_env"),
         ('[admin]\ntoken = "a"\ntoken_env = "B"\n', r"\[admin\] has both token and token_env: keep one"),
+        ('[records]\ntoken = "a"\ntoken_env = "B"\n', r"\[records\] has both token and token_env: keep one"),
+        ("[records]\nevery = 0.0\n", r"x\.toml:1: every and timeout must be above 0 seconds"),
         (f'{REPLICA}name = "a"\n{REPLICA}name = "a"\n', r"two replicas are called 'a': give each a name"),
         ('[[replicas]]\nurl = "127.0.0.1:8101"\n', r"replica 'replica-1': '127\.0\.0\.1:8101' is not an http://"),
         (f'{REPLICA}accelerator = "abacus"\n', r"replica 'replica-1': .*abacus"),
@@ -221,6 +223,8 @@ api_keys_env = "KEYS"
 [admin]
 listen = "0.0.0.0:8081"
 token_env = "ADMIN"
+[records]
+token_env = "PLUGIN"
 [[replicas]]
 name = "a"
 url = "http://a:8000"
@@ -228,9 +232,10 @@ api_key_env = "A_KEY"
 [[replicas]]
 url = "http://b:8000"
 """
-    gateway = parse(text, KEYS=" one, two ,", ADMIN="the-token\n", A_KEY="the-key").gateway
+    gateway = parse(text, KEYS=" one, two ,", ADMIN="the-token\n", A_KEY="the-key", PLUGIN="plugged").gateway
     assert gateway.api_keys == ("one", "two")
     assert gateway.control.token == "the-token"
+    assert gateway.records.token == "plugged"
     assert gateway.access == {"a": Access("the-key", "A_KEY")}
 
 
@@ -239,6 +244,7 @@ url = "http://b:8000"
     [
         ('[gateway]\napi_keys_env = "{}"\n', 2),
         ('[admin]\ntoken_env = "{}"\n', 2),
+        ('[records]\ntoken_env = "{}"\n', 2),
         (REPLICA + 'api_key_env = "{}"\n', 3),
     ],
 )

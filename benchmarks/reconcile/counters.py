@@ -96,6 +96,9 @@ def reconcile(
     figures = []
     for number, name in enumerate(facts.replicas):
         rows = (attempts.replica == number) & ~np.isnan(attempts.sent)
+        rows &= (attempts.output > 0) | (
+            attempts.outcome != OUTCOMES.index("finished")
+        )  # counting tokens is no request
         ended = {
             kind: int((rows & (attempts.outcome == OUTCOMES.index(kind))).sum()) for kind in ("finished", "hung_up")
         }

@@ -21,6 +21,7 @@ from wastegate import site
 from wastegate.local.models import Library
 
 ROOT = Path(__file__).parent.parent.parent
+MODEL = "smollm2-135m-instruct"
 TOKEN = "reconcile"
 PRICES = {"vllm": 3.0, "llamacpp": 2.0, "local-1": 1.0, "local-2": 1.0}
 """Made up, and different, so that no replica can pass for another."""
@@ -44,7 +45,7 @@ class Fleet:
 @contextmanager
 def fleet(scratch: Path) -> Iterator[Fleet]:
     """All of it, from start to end."""
-    model = Library(site.cache_dir()).pull("smollm2-135m-instruct", lambda *_: None)
+    model = Library(site.cache_dir()).pull(MODEL, lambda *_: None)
     cache = site.cache_dir() / "benchmarks"
     cache.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ends:
@@ -87,9 +88,10 @@ def gateway(engines: dict[str, Contestant], scratch: Path) -> Iterator[tuple[str
     """`wastegate up` before them, once all are ready; (its address, the operator's)."""
     rows = [
         f'[[replicas]]\nname = "{name}"\nurl = "{engine.url}"\nprice_per_hour = {PRICES[name]}\n'
+        f'models = ["{"exact" if name == "vllm" else "m"}"]\n'  # llama.cpp calls its model by the file's path
         for name, engine in engines.items()
     ]
-    routes = (("engine", "/v1/completions"), ("gateway", "/v1/chat/*"))
+    routes = (("vllm", "/v1/completions"), ("others", "/v1/chat/*"))
     named = [f'[[routes]]\nname = "{name}"\nmatch = "{match}"\n' for name, match in routes]
     config = scratch / "wastegate.toml"
     config.write_text("\n".join([f'[records]\ntoken = "{TOKEN}"\n', *named, *rows]))

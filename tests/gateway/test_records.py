@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,12 +15,14 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
+from tests.gateway_process import GatewayProcess
 from tests.ledgers import record, run
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Work
 from wastegate.core.records import Cursor, Heard, Ring, attempt_of
 from wastegate.gateway import records
 from wastegate.gateway.records import Collector, Config
+from wastegate.store.entries import Ledger
 
 SOON = 5.0
 TOKEN = "the token"
@@ -43,6 +46,12 @@ class Plugin:
     def restart(self) -> None:
         self.ring = Ring(self.size, "second", 0.0)
 
+    async def well(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "owned_by": "vllm"}]})
+
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(dict(request.query))
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
@@ -59,6 +68,8 @@ async def served() -> AsyncIterator[Plugin]:
     plugin = Plugin()
     app = web.Application()
     app.router.add_get("/wastegate/records", plugin.answer)
+    app.router.add_get("/health", plugin.well)
+    app.router.add_get("/v1/models", plugin.models)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -107,6 +118,25 @@ async def collecting(
         yield collector
     finally:
         await collector.stop()
+
+
+async def test_a_gateway_keeps_them_in_its_ledger_and_goes_on_from_there_after_a_restart(tmp_path: Path) -> None:
+    async with served() as plugin:
+        plugin.finish("x", "y")
+        replica = f'[[replicas]]\nname = "a"\nurl = "{plugin.url}"\n'
+        toml = f'[records]\ntoken_env = "THE_TOKEN"\nevery = 0.02\n{replica}'
+        gateway = GatewayProcess(tmp_path, toml=toml, environ={"THE_TOKEN": TOKEN})
+        for ended in ("z", "last"):
+            async with gateway:
+                await gateway.ready(1)
+                plugin.finish(ended)
+        with Ledger(gateway.data / "ledger.db", create=False) as ledger:
+            kept = {name: [record.sequence for _, record in ledger.records(name)] for name in ("x", "y", "z", "last")}
+            assert ledger.cursors()["a"].sequence == 4
+    assert kept == {"x": [1], "y": [2], "z": [3], "last": [4]}
+    again = [asked for asked in plugin.asked if asked["after"] == "3"]
+    assert again[0]["boot"] == "first"
+    assert not any(asked["after"] == "0" for asked in plugin.asked[1:]), "it never began anew"
 
 
 async def test_every_record_is_read_once_and_then_the_new_ones() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ledgers import attempt, calls, entry, span, spans
+from tests.ledgers import attempt, entry, span, spans, told_calls
 from wastegate.core.attribution import attribute
 from wastegate.core.facts import gather
-from wastegate.core.ledger import NANO, Entry, ReplicaSpan
+from wastegate.core.ledger import NANO, EngineRecord, Entry, ReplicaSpan
 from wastegate.steps.series import MOST, edges, slices
 
 
@@ -57,10 +57,12 @@ def test_each_slice_holds_its_own_time() -> None:
 
 
 @settings(max_examples=60)
-@given(calls(), spans(), st.lists(st.floats(0.1, 39.9), max_size=5))
-def test_the_slices_are_the_whole_bill(some: list[Entry], life: list[ReplicaSpan], inner: list[float]) -> None:
+@given(told_calls(), spans(), st.lists(st.floats(0.1, 39.9), max_size=5))
+def test_the_slices_are_the_whole_bill(
+    told: tuple[list[Entry], list[EngineRecord]], life: list[ReplicaSpan], inner: list[float]
+) -> None:
     cuts = (0.0, *sorted(set(inner)), 40.0)
-    facts = gather(some, life, 0.0, 40.0)
+    facts = gather(told[0], life, 0.0, 40.0, told[1])
     whole, parts = attribute(facts), slices(facts, cuts)
     # Each replica's bill is rounded once in each slice.
     slack = 2 * len(cuts) / NANO
