@@ -35,6 +35,15 @@ def test_a_page_of_nobody_we_know() -> None:
     assert kinds.by_metrics({"process_start_time_seconds", "http_requests_total"}) == ""
 
 
+@pytest.mark.parametrize(
+    ("pages", "engine"),
+    [({"/version": {"version": "0.32.0"}}, "vllm"), ({"/server_info": {"tp_size": 1, "version": "0.5.23"}}, "sglang"),
+     ({"/props": {"default_generation_settings": {}}, "/version": "b1"}, "llamacpp"), ({"/version": []}, ""), ({}, "")],
+)  # fmt: skip
+def test_by_a_page_that_it_alone_has(pages: dict[str, object], engine: str) -> None:
+    assert kinds.by_pages(pages) == engine
+
+
 def test_where_a_page_holds_two_the_most_names_decide() -> None:
     assert kinds.by_metrics({"vllm:a", "sglang:a", "sglang:b"}) == "sglang"
 

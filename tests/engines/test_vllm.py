@@ -65,6 +65,10 @@ def test_a_page_without_drafts_is_an_engine_without_speculation() -> None:
     assert warning == "asked for speculation ngram, but it runs with speculation off"
 
 
+def test_without_metrics_nothing_is_known_of_drafts() -> None:
+    assert vllm.effective(Pages(parse("", ()), {"/version": {"version": "0.32.0"}})) == Effective(version="0.32.0")
+
+
 def test_known_silent_fallbacks_are_told() -> None:
     info = {
         "vllm_config": {

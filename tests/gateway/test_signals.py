@@ -129,6 +129,27 @@ async def test_a_page_that_cannot_be_had_is_no_signals(answer: Reply, said: str)
     assert seen.signals is None, "what was true once is not told as true now"
 
 
+async def test_an_engine_without_metrics_is_known_by_its_own_page_and_says_why() -> None:
+    async with FakeReplica() as fake, watching() as watch:
+        fake.pages["/metrics"] = page("", 501)
+        fake.pages["/props"] = page(
+            '{"default_generation_settings":{"n_ctx":2048},"total_slots":2,"endpoint_metrics":false}'
+        )
+        watch.watch(Replica("r1", fake.url))
+        seen = await watch.until(lambda seen: bool(seen.engine))
+        assert (seen.engine, seen.signals) == ("llamacpp", None)
+        assert seen.effective is not None
+        assert seen.effective.sequences == 2
+        assert seen.warnings == ("it was started without --metrics: there are no signals",)
+        asked = len([probe for probe in fake.probes if probe.path == "/props"])
+        fake.pages["/metrics"] = page("", 502)
+        await watch.until(lambda seen: "502" in seen.error)
+        assert len([probe for probe in fake.probes if probe.path == "/props"]) == asked, "not at every look"
+        fake.pages["/metrics"] = page("llamacpp:requests_processing 1\n")
+        seen = await watch.until(known)
+        assert seen.error == ""
+
+
 async def test_a_slow_replica_delays_no_other() -> None:
     async with FakeReplica() as slow, FakeReplica() as quick, watching(Config(every=0.02, timeout=4.0)) as watch:
         slow.pages["/metrics"] = Reply(body=Json(body=b""), fault=Fault("headers_read", "hang"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from wastegate.engines import llamacpp, local, sglang, vllm
@@ -59,6 +59,23 @@ def named(engine: str) -> str:
     name = engine.strip().lower()
     name = _OTHER_NAMES.get(name, name)
     return name if name in ENGINES else ""
+
+
+MARKS: dict[str, tuple[str, str]] = {
+    "llamacpp": ("/props", "default_generation_settings"),
+    "sglang": ("/server_info", "tp_size"),
+    "vllm": ("/version", "version"),
+}
+"""An engine without metrics is told by a page that it alone has, and a key on it."""
+
+
+def by_pages(pages: Mapping[str, Any]) -> str:
+    """The engine whose pages these are, by path; empty where they are nobody's."""
+    for engine, (path, key) in MARKS.items():
+        page = pages.get(path)
+        if isinstance(page, dict) and key in page:
+            return engine
+    return ""
 
 
 def by_metrics(names: Iterable[str]) -> str:

@@ -181,7 +181,7 @@ def effective(pages: Pages) -> Effective:
     config = partial(pages.get, _INFO, "vllm_config")
     cache = next(iter(pages.metrics.samples.get(_CACHE, ())), Sample(_CACHE, (), 1.0))
     speculation = word(config("speculative_config", "method"))
-    if speculation is None:
+    if speculation is None and pages.metrics.names:
         speculation = ON if "vllm:spec_decode_num_drafts_total" in pages.metrics.names else OFF
     return Effective(
         version=word(pages.get("/version", "version")),

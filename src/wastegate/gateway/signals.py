@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import aiohttp
@@ -131,7 +131,7 @@ class Watcher:
         try:
             text = await self._get(follower.replica, _METRICS)
         except NoPageError as error:
-            follower.seen = msgspec.structs.replace(follower.seen, signals=None, error=str(error))
+            await self._without_metrics(follower, str(error))
             return
         page = await self._parse(text, follower)
         if page is None:
@@ -148,12 +148,29 @@ class Watcher:
         effective = follower.seen.effective
         if effective is None or restarted or now - follower.read_back_at >= _READ_BACK_EVERY:
             follower.read_back_at = now
-            effective = await self._read_back(follower, page)
+            effective = await self._read_back(follower.replica, follower.engine, page)
         warning = idle_draft(reading.signals)
         warnings = (*effective.notes, *((warning,) if warning else ()))
         seen = Seen(
             follower.engine, reading.signals, effective, reading.restarts, reading.absent, reading.renamed, warnings
         )
+        self._say(follower.replica.name, follower.seen, seen)
+        follower.seen = seen
+
+    async def _without_metrics(self, follower: _Follower, why: str) -> None:
+        """It may still show who it is and how it runs, and so why it has no metrics."""
+        now = self._now()
+        if now - follower.read_back_at < _READ_BACK_EVERY:
+            follower.seen = msgspec.structs.replace(follower.seen, signals=None, error=why)
+            return
+        follower.read_back_at = now
+        engine = kinds.named(follower.replica.engine)
+        if not engine:
+            paths = [path for path, _ in kinds.MARKS.values()]
+            engine = kinds.by_pages(await self._pages(follower.replica, paths))
+        effective = await self._read_back(follower.replica, engine, Page({}, frozenset())) if engine else None
+        notes = effective.notes if effective is not None else ()
+        seen = Seen(engine, None, effective, follower.seen.restarts, warnings=notes, error=why)
         self._say(follower.replica.name, follower.seen, seen)
         follower.seen = seen
 
@@ -174,15 +191,19 @@ class Watcher:
             follower.meter = Meter(kinds.ENGINES[engine].RULES)
         return await read(follower.meter.wanted)
 
-    async def _read_back(self, follower: _Follower, page: Page) -> Effective:
-        room = kinds.ENGINES[follower.engine]
+    async def _read_back(self, replica: Replica, engine: str, metrics: Page) -> Effective:
+        room = kinds.ENGINES[engine]
+        return room.effective(Pages(metrics, await self._pages(replica, room.PAGES)))
+
+    async def _pages(self, replica: Replica, paths: Iterable[str]) -> dict[str, Any]:
+        """Those that are there and are JSON."""
         pages: dict[str, Any] = {}
-        for path in room.PAGES:
+        for path in paths:
             try:
-                pages[path] = msgspec.json.decode(await self._get(follower.replica, path))
+                pages[path] = msgspec.json.decode(await self._get(replica, path))
             except (NoPageError, msgspec.DecodeError) as error:
-                log.debug("%s of %s: %s", path, follower.replica.name, error)
-        return room.effective(Pages(page, pages))
+                log.debug("%s of %s: %s", path, replica.name, error)
+        return pages
 
     def _say(self, name: str, before: Seen, seen: Seen) -> None:
         """In the log what has come to be wrong, once."""
