@@ -109,7 +109,8 @@ most_tokens = 12
 """
     report = run(what(FLEET + levers, trace=azure))
     assert report.output_tokens < 40 * 12
-    growing = run(what(FLEET + levers.replace('policy = "fixed"', "max = 4"), trace=azure, speed=40.0))
+    tight = levers.replace('policy = "fixed"', "max = 4").replace("max_wait = 0.2", "max_wait = 0.05")
+    growing = run(what(FLEET + tight, trace=azure, speed=400.0))
     assert growing.waited > 0
     assert growing.outcomes.get("refused", 0) > 0, "whom it would have taken too long is told so"
 
