@@ -168,6 +168,27 @@ def test_an_export_that_breaks_off_leaves_what_was_there(ledger: Ledger, tmp_pat
     assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv"] * 3
 
 
+def test_a_full_disk_leaves_what_was_there(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (entries, *_) = exported(ledger, tmp_path / "out", "csv")
+    before = entries.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        exported(ledger, tmp_path / "out", "csv")
+    assert entries.read_bytes() == before
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".csv"] * 3
+
+
+def test_a_file_that_cannot_be_made_leaves_nothing(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "out" / "attempts.csv.partial").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        exported(ledger, tmp_path / "out", "csv")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["attempts.csv.partial"]
+
+
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'wastegate\[export\]'"):

@@ -72,23 +72,33 @@ class Files:
 
     def __enter__(self) -> Files:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._entries = self._sheet("entries", ENTRIES)
-        self._attempts = None if self._form == "jsonl" else self._sheet("attempts", ATTEMPTS)
-        self._replicas = self._sheet("replicas", REPLICAS)
+        try:
+            self._entries = self._sheet("entries", ENTRIES)
+            self._attempts = None if self._form == "jsonl" else self._sheet("attempts", ATTEMPTS)
+            self._replicas = self._sheet("replicas", REPLICAS)
+        except BaseException:
+            self._end(well=False)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        well = error is None
-        for path, sheet in self._sheets.items():
-            try:
+        self._end(well=error is None)
+
+    def _end(self, well: bool) -> None:
+        try:
+            for sheet in self._sheets.values():
                 sheet.close()
-            finally:
-                if not well:
+        except BaseException:
+            well = False
+            raise
+        finally:
+            for path in self._sheets:
+                if well:
+                    _beside(path).replace(path)
+                else:
                     _beside(path).unlink(missing_ok=True)
-        for path in self._sheets if well else ():
-            _beside(path).replace(path)
 
     @property
     def paths(self) -> tuple[Path, ...]:
