@@ -59,7 +59,7 @@ SGLANG: dict[str, str] = {
     "--enable-prefix-caching": "that is vLLM's: SGLang's is on unless --disable-radix-cache; here: --no-prefix-caching",
 }
 
-_SPEC_MAX = "removed: --spec-draft-n-max for a draft model (here: --draft-tokens), --spec-ngram-mod-n-max for n-grams"
+_SPEC_MAX = "removed: --spec-draft-n-max for a draft model, --spec-ngram-mod-n-max for n-grams; here: --draft-tokens"
 
 LLAMACPP: dict[str, str] = {
     **_EVERYWHERE,
