@@ -198,7 +198,8 @@ class _Parquet:
             [arrow.field(column.name, kinds[column.kind], metadata={"about": column.about}) for column in columns]
         )
         writer = importlib.import_module("pyarrow.parquet").ParquetWriter
-        self._writer = writer(str(path), self._schema, compression="zstd")
+        self._file = path.open("wb")
+        self._writer = writer(self._file, self._schema, compression="zstd")
         self._held: list[Any] = []
         self._count = 0
 
@@ -215,8 +216,11 @@ class _Parquet:
         self._held, self._count = [], 0
 
     def close(self) -> None:
-        self._flush()
-        self._writer.close()
+        with self._file as file:
+            self._flush()
+            self._writer.close()
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _arrow() -> ModuleType:
