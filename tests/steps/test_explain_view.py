@@ -11,6 +11,8 @@ from rich.console import Console
 
 from tests.ledgers import attempt, entry, span
 from tests.steps.test_explain import explained
+from wastegate.core.call import Divergence
+from wastegate.core.ledger import Flew
 from wastegate.steps.explain import Engine, Explanation
 from wastegate.steps.explain_view import view
 
@@ -103,3 +105,11 @@ def test_what_the_engine_did_stands_under_what_the_gateway_saw(tmp_path: Path) -
     plain = replace(known, engine=replace(engine, draft=0, preemptions=0))
     assert "draft" not in seen(replace(told, attempts=(plain,)))
     assert "basis GATEWAY" in " ".join(seen(told).split())
+
+
+def test_whoever_flew_along_is_told_with_whom_and_what_it_saved(tmp_path: Path) -> None:
+    call = entry("x", outcome="finished", status=200, flew=Flew("other", 30, None), prompt_bytes=1200,
+                 divergence=Divergence(42, "time", 900))  # fmt: skip
+    said = " ".join(seen(explained(tmp_path, call, life=[span("a")])).split())
+    assert "It flew with other, so it cost nothing: 30 prompt and not known output tokens were not computed" in said
+    assert "parts from one before it at byte 42 of 1,200 (time); 900 bytes behind that are the same again" in said

@@ -38,6 +38,10 @@ def _call(explanation: Explanation) -> Text:
         facts.append(f"the client's own id: {call.client_id}")
     if call.traceparent:
         facts.append(f"traceparent: {call.traceparent}")
+    if call.divergence is not None:
+        where = f"at byte {call.divergence.at:,} of {call.prompt_bytes:,} ({call.divergence.by})"
+        again = f"{call.divergence.again:,} bytes behind that are the same again"
+        facts.append(f"its prompt parts from one before it {where}; {again}")
     return text.append("\n".join(facts), style="not bold")
 
 
@@ -112,6 +116,10 @@ def _tokens(count: int | None) -> str:
 
 
 def _total(explanation: Explanation) -> Text:
+    flew = explanation.entry.flew
+    if flew is not None and not explanation.attempts:
+        spared = f"{_tokens(flew.prompt_tokens)} prompt and {_tokens(flew.output_tokens)} output tokens"
+        return Text(f"It flew with {flew.call}, so it cost nothing: {spared} were not computed for it.", style="bold")
     if not explanation.attempts:
         return Text("It never reached a replica, so it cost nothing.", style="bold")
     if explanation.dollars is None:
