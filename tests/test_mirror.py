@@ -25,6 +25,7 @@ SUPPORT = frozenset(
         "running.py",
         "running_engine.py",
         "tiny_gguf.py",
+        "vllm_like.py",
     }
 )
 """What tests share. Anything else under tests/ is a test."""

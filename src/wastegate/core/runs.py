@@ -46,6 +46,8 @@ class Chains(NamedTuple):
 
     def then(self, other: Chains) -> Chains:
         """All chains of both, flat."""
+        if not len(other.time):
+            return Chains(*(one.ravel() for one in self))
         return Chains(*(np.concatenate((one.ravel(), two.ravel())) for one, two in zip(self, other, strict=True)))
 
 

@@ -138,7 +138,10 @@ def share(line: Timeline, load: Loads) -> Shared:
     weight = np.where(live, axis.level(own) + axis.level(points.fixed) / writers, 1.0)
 
     def each(amounts: Floats) -> Floats:
-        sums: Floats = np.bincount(points.owner, weights=amounts, minlength=count).astype(np.float64)
+        """Summed for each attempt: over its own three points, and those of its runs."""
+        sums: Floats = amounts[: 3 * count].reshape(count, 3).sum(1)
+        if len(amounts) > 3 * count:
+            sums = sums + np.bincount(points.owner[3 * count :], weights=amounts[3 * count :], minlength=count)
         return sums
 
     rate = np.where(live, cost, 0.0) / weight
