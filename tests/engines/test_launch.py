@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +33,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "name": "n", "context": 8192, "sequences": 64, "active": 32, "queued": 100, "step_tokens": 4096, "memory": 0.5,
         "kv_bytes": 1 << 30, "kv_type": "fp8", "kv_offload_gb": 4.0, "block": 16, "prefix_caching": False,
         "dtype": "bfloat16", "quantization": "awq", "tensor_parallel": 2, "speculation": "draft", "draft": "d",
-        "draft_tokens": 5, "draft_table": "1-4:5,5-16:2", "eager": True, "priority": True, "dev_mode": True,
+        "draft_tokens": 5, "draft_table": "1-4:5,5-16:2", "eager": True, "priority": True, "plugin": True,
+        "dev_mode": True,
     },
     "sglang": {
         "name": "n", "context": 8192, "sequences": 64, "queued": 9, "step_tokens": 4096, "memory": 0.8,
@@ -142,6 +146,21 @@ def test_vllm_is_warned_of_its_memory_and_shows_itself_to_developers() -> None:
     assert command.line().startswith("VLLM_SERVER_DEV_MODE=1 vllm serve m ")
     assert "--kv-bytes" in command.notes[0]
     assert vllm.command(vllm.Config(model="m", kv_bytes=1)).notes == ()
+
+
+def test_vllm_with_our_plugin() -> None:
+    config = vllm.Config(model="m", kv_bytes=1, plugin=True)
+    command = vllm.command(config)
+    assert command.argv[command.argv.index("--scheduler-cls") + 1] == vllm.SCHEDULER == vllm.asked(config).scheduler
+    assert command.env == (("VLLM_PLUGINS", "wastegate"),)
+    assert "WASTEGATE_PLUGIN_TOKEN" in command.notes[0]
+    module, _, name = vllm.SCHEDULER.rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert name in Path(spec.origin).read_text(encoding="utf-8")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert dict(command.env)["VLLM_PLUGINS"] in project["entry-points"]["vllm.endpoint_plugins"]
 
 
 def test_sglang_counts_the_certain_token_too() -> None:

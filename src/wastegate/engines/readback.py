@@ -59,6 +59,8 @@ class Effective(Struct, frozen=True):
     """Number format or quantization."""
     speculation: str | None = None
     draft_tokens: int | None = None
+    scheduler: str | None = None
+    """The class that schedules, where it is not the engine's own."""
     notes: tuple[str, ...] = ()
     """What is worth knowing whatever was asked for."""
 
@@ -94,7 +96,7 @@ _SAYING = {
     "queued": "a line of {}", "step_tokens": "{} tokens a step", "kv_tokens": "KV cache of {} tokens",
     "kv_bytes": "KV cache of {} bytes", "kv_type": "KV cache kept as {}", "block": "KV blocks of {} tokens",
     "prefix_caching": "prefix caching {}", "weights": "weights as {}", "speculation": "speculation {}",
-    "draft_tokens": "{} drafted tokens",
+    "draft_tokens": "{} drafted tokens", "scheduler": "the scheduler {}",
 }  # fmt: skip
 
 

@@ -99,7 +99,6 @@ def command(config: Config, more: tuple[str, ...] = ()) -> Command:
         # Its own order is the other way round: higher first.
         ("--enable-priority-scheduling", config.priority), ("--schedule-low-priority-values-first", config.priority),
         ("--enable-metrics", True), ("--enable-cache-report", True),
-        ("--stream-response-default-include-usage", True),
     ), *more)  # fmt: skip
     return Command(argv)
 

@@ -21,8 +21,8 @@ PREFIX = "vllm:"
 PAGES = ("/version", "/v1/models", "/server_info?config_format=json")
 """The last only with VLLM_SERVER_DEV_MODE=1."""
 LIVE = (
-    ("sequences that run at once", "through the plugin of wastegate in the engine"),
-    ("drafted tokens by batch width", "through the plugin, where it was started with a draft table"),
+    ("sequences that run at once, tokens of a step", "PUT /wastegate/settings, with --plugin"),
+    ("drafted tokens by batch width", "the same, where it was started with a --draft-table"),
     (
         "LoRA adapters",
         "POST /v1/load_lora_adapter, with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1; a new path for each version",
@@ -30,6 +30,7 @@ LIVE = (
     ("anything else", "needs a restart"),
 )
 OUTDATED = VLLM
+SCHEDULER = "wastegate.vllm_plugin.scheduler.Scheduler"
 Method = Literal["off", "ngram", "draft", "eagle", "eagle3", "mtp", "suffix", "medusa"]
 _METHODS = {"draft": "draft_model"}
 _WITH_DRAFT = ("draft", "eagle", "eagle3", "medusa")
@@ -89,6 +90,7 @@ class Config(Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
     draft_table: Annotated[str, Meta(description="fewer in wide batches, as in 1-4:5,5-16:2,17-256:0")] = ""
     eager: Annotated[bool, Meta(description="no compilation: starts sooner, runs slower on a GPU")] = False
     priority: Annotated[bool, Meta(description="serve by the requests' priority, lower first")] = False
+    plugin: Annotated[bool, Meta(description="load wastegate's plugin: exact records, a live cap")] = False
     dev_mode: Annotated[bool, Meta(description="show the effective configuration; on this machine only")] = False
 
     def __post_init__(self) -> None:
@@ -121,7 +123,8 @@ def parse_table(text: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def command(config: Config, more: tuple[str, ...] = ()) -> Command:
-    """``vllm serve``, with exact usage in every answer and an address that only this machine reaches."""
+    """``vllm serve``, with cached tokens in its answers and an address that only this machine reaches. Usage the gateway
+    asks for, call by call: forced on the server it would come to clients that never asked."""
     speculation = _speculation(config)
     argv = ("vllm", "serve", config.model, *flags(
         ("--host", config.host), ("--port", config.port), ("--served-model-name", config.name),
@@ -134,14 +137,17 @@ def command(config: Config, more: tuple[str, ...] = ()) -> Command:
         ("--quantization", config.quantization), ("--tensor-parallel-size", config.tensor_parallel),
         ("--speculative-config", json.dumps(speculation) if speculation else None),
         ("--enforce-eager", config.eager), ("--scheduling-policy", "priority" if config.priority else None),
-        ("--enable-force-include-usage", True), ("--enable-prompt-tokens-details", True),
+        ("--scheduler-cls", SCHEDULER if config.plugin else None), ("--enable-prompt-tokens-details", True),
     ), *more)  # fmt: skip
     notes = []
     if config.kv_bytes is None and config.memory is None:
         notes.append("it takes 92 % of the GPU's memory (on a CPU: of the RAM, or fails): set --kv-bytes or --memory")
     if config.kv_offload_gb:
         notes.append("KV offloading pays only where copying beats computing again; on a CPU it never does")
-    return Command(argv, (("VLLM_SERVER_DEV_MODE", "1"),) if config.dev_mode else (), tuple(notes))
+    if config.plugin:
+        notes.append("set WASTEGATE_PLUGIN_TOKEN, and [records] token_env in wastegate.toml to the same secret")
+    env = (("VLLM_SERVER_DEV_MODE", "1"),) if config.dev_mode else ()
+    return Command(argv, env + ((("VLLM_PLUGINS", "wastegate"),) if config.plugin else ()), tuple(notes))
 
 
 def asked(config: Config) -> Effective:
@@ -159,6 +165,7 @@ def asked(config: Config) -> Effective:
         weights=config.quantization or config.dtype,
         speculation=_METHODS.get(config.speculation, config.speculation),
         draft_tokens=config.draft_tokens if speculates else None,
+        scheduler=SCHEDULER if config.plugin else None,
     )
 
 
@@ -197,6 +204,7 @@ def effective(pages: Pages) -> Effective:
         weights=_recipe(word(config("model_config", "quantization"))) or _plain(word(config("model_config", "dtype"))),
         speculation=speculation,
         draft_tokens=whole(config("speculative_config", "num_speculative_tokens")),
+        scheduler=word(config("scheduler_config", "scheduler_cls")),
         notes=tuple(_notes(pages)),
     )
 
