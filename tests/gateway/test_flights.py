@@ -16,7 +16,9 @@ from wastegate.core.call import Call
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Admission, Entry
 from wastegate.core.plan import Rules, Timers
+from wastegate.core.world import Result
 from wastegate.gateway import twins
+from wastegate.gateway.claims import Asker
 from wastegate.gateway.flights import twin_of
 from wastegate.gateway.serve import Limits
 from wastegate.levers import Config as Levers
@@ -173,6 +175,37 @@ async def test_it_ends_when_all_have_left(tmp_path: Path) -> None:
         leader, follower = by_id(await gateway.closed(2))
     assert (leader.outcome, leader.attempts[0].outcome) == ("hung_up", "hung_up")
     assert (follower.outcome, follower.status, follower.reason) == ("hung_up", 200, "the client left")
+
+
+async def test_nobody_joins_one_that_has_left_while_it_asked_for_its_slot(tmp_path: Path) -> None:
+    """With several processes the answer to a claim comes later: until then the call cannot end."""
+
+    class Slow:
+        """A coordinator that answers when it is told to."""
+
+        def __init__(self) -> None:
+            self.askers: list[Asker] = []
+
+        def claim(self, replica: str, number: int, asker: Asker) -> None:
+            self.askers.append(asker)
+
+        def back(self, lease: int, result: Result) -> None:
+            pass
+
+    async with sharing(tmp_path, Reply(body=SSE)) as (replica, gateway):
+        gateway.hub.link = slow = Slow()
+        leaver = await gateway.connect()
+        leaver.post(SAME)
+        await gateway.until(lambda: len(slow.askers) == 1, "a slot was asked for")
+        leaver.reset()
+        await gateway.until(lambda: not gateway.connections, "it has left")
+        later = asyncio.ensure_future(gateway.post(SAME))
+        await gateway.until(lambda: len(slow.askers) == 2, "the second asks for itself")
+        for asker in slow.askers:
+            asker.claimed(True, 1)
+        assert (await later).body == b"".join(events(SSE, usage=False))
+        await gateway.closed(2)
+    assert len(replica.calls) == 1
 
 
 async def test_a_follower_that_leaves_takes_nobody_with_it(tmp_path: Path) -> None:

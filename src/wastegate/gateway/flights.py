@@ -128,9 +128,14 @@ class SharedFlight(Flight):
         """A follower goes. With the last of all who wait the run ends."""
         self.fan.drop(follower)
         if self._left and not len(self.fan) and self._ran is None:
-            super().hang_up()
+            self._give_up()
         else:
             self._hold()
+
+    def _give_up(self) -> None:
+        """Nobody waits any more, and nobody may join what is about to end."""
+        self._hub.twins.leave(self._call.twin, self)
+        super().hang_up()
 
     def _hold(self) -> None:
         """Read from the replica while anybody reads from here."""
@@ -169,7 +174,7 @@ class SharedFlight(Flight):
             self._left = True
             self._hold()
         else:
-            super().hang_up()
+            self._give_up()
 
     def stop(self) -> None:
         if self._leader is None:
