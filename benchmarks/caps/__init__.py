@@ -1,0 +1,1 @@
+"""What benchmarks/batching.py measures with."""
