@@ -177,7 +177,8 @@ def by_route(facts: Facts, charges: Charges) -> list[RouteCost]:
 def tell(figures: list[Figure], conserved: Mapping[str, float], charges: Charges, routes: list[RouteCost]) -> None:
     print(f"\n{'replica':10} {'':11} {'engine':>9} {'ledger':>9} {'off':>7}   gateway alone")
     for one in figures:
-        print(f"{one.replica:10} {one.what:11} {one.engine:9,} {one.ledger:9,} {one.off:7.2%}   {one.gateway:,}")
+        more = f" (and at most {one.unknown:,} of calls that were left)" if one.unknown else ""
+        print(f"{one.replica:10} {one.what:11} {one.engine:9,} {one.ledger:9,} {one.off:7.2%}   {one.gateway:,}{more}")
     print(f"\n{'replica':10} {'bill, $':>9} {'requests':>9} {'idle':>9} {'overhead':>9} {'off':>9}  basis, records")
     for bill in charges.replicas:
         parts = (bill.bill, bill.requests, bill.idle, bill.overhead)

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from wastegate.core.attribution import Charges
-from wastegate.core.facts import OUTCOMES, Facts
+from wastegate.core.facts import OUTCOMES, UNKNOWN, Facts
 from wastegate.store.entries import Ledger
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:]+)(?:\{([^}]*)\})? ([-+0-9.eE]+|NaN)$", re.MULTILINE)
@@ -48,11 +48,14 @@ class Figure(Struct, frozen=True):
     ledger: int
     gateway: int
     """As the gateway alone saw it."""
+    unknown: int = 0
+    """What the ledger says that it does not know: of a call that its client left, no answer tells what was cached. At
+    most so much is missing."""
 
     @property
     def off(self) -> float:
         """Relative to the larger; a difference of one request is none: a call may end as it is counted."""
-        difference = abs(self.engine - self.ledger)
+        difference = max(self.ledger - self.engine, self.engine - self.ledger - self.unknown, 0)
         if self.what in ("finished", "aborted") and difference <= 1:
             return 0.0
         return difference / max(self.engine, self.ledger, 1)
@@ -104,7 +107,11 @@ def reconcile(
         }
         for what in best:
             engine = round(after[name][what] - before[name][what])
-            figures.append(Figure(name, what, engine, int(best[what][rows].sum()), int(seen[what][rows].sum())))
+            silent = rows & ~told & (attempts.cached == UNKNOWN) & (what == "cached")
+            unknown = int(seen["tokens in"][silent].sum())
+            figures.append(
+                Figure(name, what, engine, int(best[what][rows].sum()), int(seen[what][rows].sum()), unknown)
+            )
         for what, kind in (("finished", "finished"), ("aborted", "hung_up")):
             if what in after[name]:
                 engine = round(after[name][what] - before[name][what])
