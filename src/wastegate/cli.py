@@ -591,8 +591,8 @@ def _launch_parser(commands: Commands[argparse.ArgumentParser]) -> None:
         "launch",
         help="the command that starts vLLM, SGLang, llama.cpp or the local engine, printed or run",
         description="Print the command that starts an engine with what it takes to be measured: metrics, cached tokens "
-        "in its answers, an address that only this machine reaches. --exec runs it, --check asks a running engine whether "
-        "it really runs so. A flag that guides still name, but no engine has, is told by its present name.",
+        "in its answers, an address that only this machine reaches. --exec runs it, --check asks a running engine "
+        "whether it really runs so. A flag that guides still name, but no engine has, is told by its present name.",
         epilog="exit codes: 0 shown, 1 --check found a difference, 2 bad usage or an outdated flag\n"
         "\nexamples:\n"
         "  wastegate launch vllm --help                            what vLLM can be started with\n"

@@ -123,8 +123,8 @@ def parse_table(text: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def command(config: Config, more: tuple[str, ...] = ()) -> Command:
-    """``vllm serve``, with cached tokens in its answers and an address that only this machine reaches. Usage the gateway
-    asks for, call by call: forced on the server it would come to clients that never asked."""
+    """``vllm serve``, with cached tokens in its answers and an address that only this machine reaches. The gateway asks
+    for usage, call by call: forced on the server it would come to clients that never asked."""
     speculation = _speculation(config)
     argv = ("vllm", "serve", config.model, *flags(
         ("--host", config.host), ("--port", config.port), ("--served-model-name", config.name),
