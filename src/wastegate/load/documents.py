@@ -89,10 +89,18 @@ def _open(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", errors="replace", newline="\n")
 
 
+def decode(text: str) -> Any:
+    """The JSON value that a text is. Raises ValueError, also for what is too deep or has too many digits."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def _parsed(line: Line) -> Value | Unread:
     try:
-        return Value(line.where, json.loads(line.text))
-    except (json.JSONDecodeError, RecursionError) as error:
+        return Value(line.where, decode(line.text))
+    except ValueError as error:
         return Unread(line.where, "not JSON", str(error))
 
 
@@ -123,7 +131,7 @@ def _members(path: Path, file: IO[str]) -> Iterator[Value | Unread]:
             return
         try:
             value, end = decoder.raw_decode(held, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             fault, end = str(error), 0
         if end and (end < len(held) or not more):
             yield Value(f"{path}, line {line}", value)

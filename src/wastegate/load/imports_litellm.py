@@ -4,14 +4,13 @@ in ``docs/reports.md``. Names as in LiteLLM 1.108 (table ``LiteLLM_SpendLogs``).
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from wastegate.core.ledger import Entry
-from wastegate.load.documents import Line, Unread, lines, values
+from wastegate.load.documents import Line, Unread, decode, lines, values
 from wastegate.load.imports import Note, Options, Read
 from wastegate.load.imports_rows import (
     RowError,
@@ -141,8 +140,8 @@ def _decoded(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        decoded: object = json.loads(value)
-    except (json.JSONDecodeError, RecursionError):
+        decoded: object = decode(value)
+    except ValueError:
         return None
     return decoded
 

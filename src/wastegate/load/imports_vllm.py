@@ -7,7 +7,6 @@ with ``--enable-log-outputs``, and token lists at the level DEBUG.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wastegate.core.ledger import Entry
-from wastegate.load.documents import Line, Unread, Value, lines, values
+from wastegate.load.documents import Line, Unread, Value, decode, lines, values
 from wastegate.load.imports import Note, Options, Read
 from wastegate.load.imports_rows import (
     RowError,
@@ -90,7 +89,7 @@ def _chunks(path: Path) -> Iterator[Value | Unread]:
         if text == "[DONE]":
             continue
         try:
-            yield Value(line.where, _decode(text))
+            yield Value(line.where, decode(text))
         except ValueError as error:
             yield Unread(line.where, "not JSON", str(error))
 
@@ -123,11 +122,6 @@ def _response(value: Mapping[str, Any], options: Options) -> Entry:
         output=tokens_of(usage, "completion_tokens"),
         path="/v1/chat/completions" if kind.startswith("chat") else "/v1/completions",
     )
-
-
-def _decode(text: str) -> object:
-    decoded: object = json.loads(text)
-    return decoded
 
 
 # ---- the log
