@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
@@ -82,31 +83,37 @@ def view(state: State) -> RenderableType:
     for replica in state.replicas:
         table.add_row(*map(escape, _cells(replica)))
         notes += [Text(f"{replica.name}: {sentence}", style="yellow") for sentence in _notes(replica)]
-    machines = [_machine(replica) for replica in state.replicas if replica.accelerators or replica.host]
-    return Group(table, *([_machines(machines)] if machines else []), *notes)
+    measured = [
+        _table(
+            ("measured by", *_DEVICES), [(r.name, *_devices(r.accelerators)) for r in state.replicas if r.accelerators]
+        ),
+        _table(_HOST, [(r.name, *_host(r.host)) for r in state.replicas if r.host]),
+    ]
+    return Group(table, *(part for part in measured if part.row_count), *notes)
 
 
-def _machines(rows: list[list[str]]) -> Table:
-    table = Table()
-    table.add_column("replica")
-    table.add_column("measured by")
-    for column in ("devices", "busy", "tensor", "DRAM", "memory", "power", "energy", "CPU time", "RSS"):
-        table.add_column(column, justify="right")
+_DEVICES = ("devices", "busy", "tensor", "DRAM", "memory", "power", "energy")
+_HOST = ("CPU time", "RSS")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table("replica")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "measured by" else "right")
     for row in rows:
         table.add_row(*map(escape, row))
     return table
 
 
-def _machine(replica: Replica) -> list[str]:
-    load, host = replica.accelerators, replica.host
-    gpu = [UNKNOWN] * 8
-    if load is not None:
-        gpu = [
-            load.source, str(load.devices or UNKNOWN), _percent(load.busy), _percent(load.tensor), _percent(load.dram),
-            _gib(load.memory_used), _unit(load.power, 1.0, "W"), _unit(load.joules, 3.6e6, "kWh"),
-        ]  # fmt: skip
-    cpu = [_unit(host.cpu_seconds, 1.0, "s"), _gib(host.rss_bytes)] if host is not None else [UNKNOWN] * 2
-    return [replica.name, *gpu, *cpu]
+def _devices(load: Load) -> list[str]:
+    return [
+        load.source, str(load.devices or UNKNOWN), _percent(load.busy), _percent(load.tensor), _percent(load.dram),
+        _gib(load.memory_used), _unit(load.power, 1.0, "W"), _unit(load.joules, 3.6e6, "kWh"),
+    ]  # fmt: skip
+
+
+def _host(host: Host) -> list[str]:
+    return [_unit(host.cpu_seconds, 1.0, "s"), _gib(host.rss_bytes)]
 
 
 def _gib(value: float | None) -> str:
