@@ -50,8 +50,8 @@ def replay(url: str, trace: Path, model: str, rate: float, seconds: float, *more
 
 
 async def leave(url: str, paths: Sequence[tuple[str, str]], every: float, seconds: float) -> int:
-    """Now and then a client begins a long answer and leaves after its first pieces; how many did. Most are of the first
-    path: of the others nobody tells the gateway what was in flight as the client left, and it can only estimate that."""
+    """Now and then a client begins a long answer and leaves after its first pieces; how many did. Most are of the
+    first path: of the others nobody tells the gateway what was in flight as the client left, it can only estimate."""
     until, left, turn = time.monotonic() + seconds, 0, 0
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < until:

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from tests.vllm_plugin.vllm_like import Block
 from wastegate.core.ledger import Run
 from wastegate.vllm_plugin import meter
-from wastegate.vllm_plugin.meter import MOST_RUNS, RUN_STEPS, Account, Holdings, Meter, Part
-
-DECODE = Part(decode=1)
+from wastegate.vllm_plugin.meter import DECODE, MOST_RUNS, RUN_STEPS, Account, Holdings, Meter, Part
 
 
 def test_a_step_lasts_until_the_next_and_for_who_ends_until_its_end() -> None:

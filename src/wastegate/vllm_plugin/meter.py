@@ -4,7 +4,7 @@ clock is read."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wastegate.core.ledger import Run
 
@@ -23,39 +23,43 @@ class Part(NamedTuple):
     decode: int = 0
     draft: int = 0
 
-    @property
-    def kind(self) -> int:
-        """Steps of one kind make a run: decoding, holding only, or so many tokens of a prompt."""
-        return -1 if self.decode else self.prefill
+
+DECODE = Part(decode=1)
+"""What most requests have in most steps."""
 
 
 class Account:
     """One request's runs."""
 
-    __slots__ = ("_kind", "runs")
+    __slots__ = ("_kind", "_runs")
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self._runs: list[list[Any]] = []
+        """The fields of a Run: they grow with each step, and a step has hundreds of requests."""
         self._kind = -2
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(Run(*fields) for fields in self._runs)
 
     def add(self, part: Part, start: float, end: float, kv: float) -> None:
         """One step, and the token-seconds of KV held in it."""
-        last = self.runs[-1] if self.runs else None
-        if last is not None and (
-            (part.kind == self._kind and last.end == start and last.steps < RUN_STEPS) or len(self.runs) >= MOST_RUNS
-        ):
-            self.runs[-1] = Run(
-                last.start,
-                end,
-                last.steps + 1,
-                last.prefill + part.prefill,
-                last.decode + part.decode,
-                last.draft + part.draft,
-                last.kv + kv,
-            )
-        else:
-            self.runs.append(Run(start, end, 1, part.prefill, part.decode, part.draft, kv))
-        self._kind = part.kind
+        prefill, decode, draft = part
+        kind = -1 if decode else prefill  # steps of one kind make a run
+        if self._runs:
+            last = self._runs[-1]
+            alike = kind == self._kind and last[1] == start and last[2] < RUN_STEPS
+            if alike or len(self._runs) >= MOST_RUNS:
+                last[1] = end
+                last[2] += 1
+                last[3] += prefill
+                last[4] += decode
+                last[5] += draft
+                last[6] += kv
+                self._kind = kind
+                return
+        self._runs.append([start, end, 1, prefill, decode, draft, kv])
+        self._kind = kind
 
 
 class Meter:
@@ -89,7 +93,7 @@ class Meter:
         if part is not None:
             self._account(id).add(part[0], self._began, now, part[1] * (now - self._began))
         account = self._accounts.pop(id, None)
-        return tuple(account.runs) if account is not None else ()
+        return account.runs if account is not None else ()
 
     def _account(self, id: str) -> Account:
         account = self._accounts.get(id)
@@ -107,7 +111,7 @@ class Holdings:
     time, with whom it shares them now and then, a bounded number of blocks a step.
     """
 
-    def __init__(self, block_tokens: int, budget: int = 512) -> None:
+    def __init__(self, block_tokens: int, budget: int = 256) -> None:
         self._block_tokens = block_tokens
         self._budget = budget
         self._looked: dict[str, tuple[int, float]] = {}
@@ -123,12 +127,12 @@ class Holdings:
         turn = self._turn
         for place in range(turn, turn + len(ids)):
             id = ids[place % len(ids)]
-            if id not in self._looked or left > 0:
-                count, counted = _look(blocks[id])
-                self._looked[id] = count, counted
+            if left > 0 or id not in self._looked:
+                counted, visited = _look(blocks[id])
+                self._looked[id] = sum(map(len, blocks[id])), counted
                 if left > 0:
                     self._turn = (place + 1) % len(ids)
-                left -= max(count, 1)
+                left -= visited
         return {id: self._tokens(id, groups) for id, groups in blocks.items()}
 
     def _tokens(self, id: str, groups: tuple[Sequence[object], ...]) -> float:
@@ -137,12 +141,19 @@ class Holdings:
         return max(counted + grown, 0.0) * self._block_tokens / max(len(groups), 1)
 
 
-def _look(groups: tuple[Sequence[object], ...]) -> tuple[int, float]:
+def _look(groups: tuple[Sequence[object], ...]) -> tuple[float, int]:
+    """(blocks, a shared one as its part; how many were looked at). Requests share beginnings: from the first block that
+    is a request's own, all are."""
     counted = 0.0
-    count = 0
+    visited = 0
     for group in groups:
-        count += len(group)
-        for block in group:
-            if not getattr(block, "is_null", False):
-                counted += 1 / max(getattr(block, "ref_cnt", 1), 1)
-    return count, counted
+        for place, block in enumerate(group):
+            visited += 1
+            if getattr(block, "is_null", False):
+                continue
+            holders = getattr(block, "ref_cnt", 1)
+            if holders <= 1:
+                counted += len(group) - place
+                break
+            counted += 1 / holders
+    return counted, visited

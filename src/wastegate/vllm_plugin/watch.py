@@ -17,7 +17,7 @@ from wastegate.core.admission import CapConfig, CapState, Signals, decide
 from wastegate.core.ledger import EngineRecord, Work
 from wastegate.core.records import Ring, Settings, draft_table
 from wastegate.core.stepcost import StepTimes
-from wastegate.vllm_plugin.meter import Holdings, Meter, Part
+from wastegate.vllm_plugin.meter import DECODE, Holdings, Meter, Part
 
 log = logging.getLogger("vllm.wastegate")  # below vllm, whose handler prints it
 
@@ -124,7 +124,7 @@ class Watch:
             self._seen[request.request_id] = before
         drafts = min(len(output.scheduled_spec_decode_tokens.get(request.request_id, ())), count)
         if before >= request.num_prompt_tokens and count - drafts == 1:
-            return Part(decode=1, draft=drafts)
+            return Part(decode=1, draft=drafts) if drafts else DECODE
         return Part(prefill=count - drafts, draft=drafts)
 
     def _freed(self, request: Any) -> None:
