@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from tests.engines.pages import text
+from tests.engines.pages import devices_text, text
 from tests.fake_replica import FakeReplica, Fault, Json, Reply
 from tests.gateway.running import chat, running
 from wastegate.core.fleet import Replica
 from wastegate.core.world import Breaker, RetryBudget, World
 from wastegate.engines.readback import Seen
+from wastegate.gateway import config, devices
 from wastegate.gateway.hub import Clock
 from wastegate.gateway.signals import Config, Watcher
 from wastegate.gateway.upstream import Access, Origin
@@ -246,6 +248,25 @@ async def test_it_can_be_turned_off() -> None:
 def test_a_configuration_that_makes_no_sense(members: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="timeout must be above 0"):
         Config(**members)  # type: ignore[arg-type]
+
+
+async def test_a_reload_turns_it_on_and_tells_where_accelerators_are_measured(tmp_path: Path) -> None:
+    async with FakeReplica() as fake, FakeReplica() as exporter:
+        fake.pages["/metrics"] = page(text("llamacpp-11549-busy.prom"))
+        exporter.pages["/metrics"] = page(devices_text("dcgm-4.8.prom"))
+        new: list[config.Config] = []
+        off: dict[str, Any] = {"signals": Config(every=0), "devices": devices.Config(every=0)}
+        async with running(tmp_path, fake, load=lambda: new[0], **off) as gateway, asyncio.timeout(10):
+            before = gateway.gateway._config
+            places = {"r1": devices.Place(f"{exporter.url}/metrics", ("1",))}
+            new.append(replace(before, signals=FAST, devices=devices.Config(every=0.02), places=places))
+            assert (await gateway.admin("/admin/reload", method="POST"))[0] == 200
+            while True:
+                (row,) = msgspec.json.decode((await gateway.admin("/admin/state"))[1])["replicas"]
+                if row["seen"]["signals"] and row["accelerators"]:
+                    break
+                await asyncio.sleep(0.01)
+    assert (row["seen"]["signals"]["running"], row["accelerators"]["power"]) == (2, 61.25)
 
 
 async def test_the_operator_sees_it(tmp_path: Path) -> None:
