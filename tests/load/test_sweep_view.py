@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -15,22 +16,23 @@ from wastegate.core.intervals import Estimate
 from wastegate.core.packing import Stretch
 from wastegate.load.sweep import Report
 from wastegate.load.sweep_arm import Asked, Slo
-from wastegate.load.sweep_view import along, ends, give_or_take, plain, seconds, spread, table
+from wastegate.load.sweep_view import along, digits, ends, give_or_take, millis, plain, spread, table
 
 SURE = Estimate(value=10.0, low=9.0, high=11.0, level=0.95, blocks=6, method="made up")
 ALONE = unbounded(10.0, 0.95, 1)
 NEVER = unbounded(math.inf, 0.95, 2)
 
 
-def printed(report: Report) -> str:
+def printed(report: Report, width: int = 170) -> str:
     file = io.StringIO()
-    Console(file=file, width=170).print(table(report))
+    Console(file=file, width=width).print(table(report))
     return file.getvalue()
 
 
 def test_figures_as_people_read_them() -> None:
-    assert (plain(SURE), plain(SURE, "$"), plain(None), plain(NEVER)) == ("10", "$10", "–", "–")
-    assert (seconds(SURE), seconds(None), seconds(NEVER)) == ("10 s", "–", "never")
+    assert (plain(SURE), plain(None), plain(NEVER)) == ("10", "–", "–")
+    assert (millis(SURE), millis(None), millis(NEVER)) == ("10,000", "–", "never")
+    assert (digits(0.0123456), digits(999.4), digits(1234.5)) == ("0.0123", "999", "1,234")
     assert (spread(SURE, "$"), spread(ALONE), spread(None)) == ("$10 ($9–$11)", "10", "–")
     assert (give_or_take(SURE), give_or_take(ALONE), give_or_take(None)) == ("10 ±10%", "10", "–")
     assert (ends(1.0, None), ends(None, math.inf, "$")) == ("1–?", "?–?")
@@ -42,8 +44,9 @@ def test_a_whole_report() -> None:
     assert "fast (speed only): 110 tokens in, 32 out" in text
     assert "http://b; $0.36 an hour (made up), 1.00 GB" in text
     row = next(line for line in text.splitlines() if line.split()[:1] == ["8"])
-    assert row.split()[1:4] == ["6", "±2%", "192"]
-    assert "$0.0167" in row
+    assert row.split() == ["8", "6", "±2%", "192", "333", "444", "20.8", "1,467", "6", "0.0167", "0.521"]
+    assert max(len(line) for line in printed(made(config(), blocks()), width=80).splitlines()) <= 80
+    assert "…" not in printed(made(config(), blocks()), width=80)
     words = " ".join(text.split())
     assert "slow: the knee is at 8 (" in words
     assert "at once, 6 (" in words
@@ -66,8 +69,8 @@ def test_what_must_not_be_believed_is_marked() -> None:
         if block.rate == 1.0:
             found[place] = replace(block, dropped="noise")
     text = printed(made(config(), found))
-    assert "100% of turns had not settled; 12.5% failed" in text
-    assert "no block kept" in text
+    assert "at 64: 100% of turns had not settled; 12.5% failed" in text
+    assert "at 1: no block kept" in text
     assert "slow: no knee is concluded: no block was kept at 1" in text
     assert "dropped: 5 blocks, since noise" in text
     assert "INVALID: 5 of 5 blocks at 1 at once were disturbed" in text
@@ -91,10 +94,15 @@ def test_without_prices_memory_or_a_level_that_is_good_enough() -> None:
     assert "cannot" in huge
 
 
+def test_goodput_is_shown_where_there_is_something_to_keep() -> None:
+    assert re.search(r"E2E +good +\$ per", printed(made(config(), blocks())))
+    assert re.search(r"E2E +\$ per", printed(made(config(asked=Asked()), blocks())))
+
+
 def test_no_demand_no_table() -> None:
     text = printed(made(config(demands=()), blocks()))
     assert "packed on a10g" in text
-    assert "devices, if" not in text
+    assert "devices: $" not in text
     assert "as demand rises" in text
 
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from wastegate.core.intervals import Estimate
 from wastegate.core.packing import Packed, Stretch
-from wastegate.load.display import duration
 from wastegate.load.sweep import About, Curve, Packing, Point, Report, Sheet
+from wastegate.load.sweep_arm import Slo
 
 NONE = "–"
 
@@ -24,10 +24,11 @@ def table(report: Report) -> RenderableType:
     parts: list[RenderableType] = []
     for sheet in report.sheets:
         for about, curve in zip(report.targets, sheet.curves, strict=True):
-            parts += [Text(heading(about, sheet), style="bold"), Text(facts(about)), _points(curve, report)]
-        parts += [Text(line) for line in conclusions(report, sheet)]
+            parts += [Text(), Text(heading(about, sheet), style="bold"), Text(facts(about)), _points(curve, report)]
+            parts += [Text(line, style="yellow") for line in marks(curve)]
+        parts += [Text(), *(Text(line) for line in conclusions(report, sheet))]
         if sheet.packing is not None:
-            parts.append(Text(packing_title(sheet.packing)))
+            parts += [Text(), Text(packing_title(sheet.packing), style="bold")]
             parts += [_choices(sheet.packing)] if sheet.packing.choices else []
             parts += [*(Text(line) for line in packing_words(report, sheet.packing))]
     parts += [Text(f"dropped: {line}") for line in dropped(report)]
@@ -48,9 +49,15 @@ def facts(about: About) -> str:
 
 
 COLUMNS = (
-    "requests/s", "output tokens/s", "TTFT P50", "TTFT P95", "TPOT P50", "E2E P95", "good/s", "$ per 1,000",
-    "$ per M output", "",
+    "requests/s", "output tokens/s", "TTFT P50, ms", "TTFT P95, ms", "TPOT P50, ms", "E2E P95, ms", "good/s",
+    "$ per 1,000", "$ per M output", "",
 )  # fmt: skip
+GOOD = COLUMNS.index("good/s")
+NARROW = (
+    "requests\n/s", "output\ntokens/s", "TTFT\nP50 ms", "TTFT\nP95 ms", "TPOT\nP50 ms", "E2E\nP95 ms", "good\n/s",
+    "$ per\n1,000", "$ per\nM out",
+)  # fmt: skip
+"""The same in a terminal of 80 columns; what must be known of a level stands below its table there."""
 
 
 def level_name(report: Report) -> str:
@@ -58,12 +65,22 @@ def level_name(report: Report) -> str:
 
 
 def _points(curve: Curve, report: Report) -> Table:
-    found = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    for name in (level_name(report), *COLUMNS):
-        found.add_column(name, justify="right" if name else "left", overflow="fold")
+    """As narrow as it can be: goodput only where there is an SLO to keep."""
+    shown = [place for place in range(len(NARROW)) if place != GOOD or report.config.asked.slo != Slo()]
+    found = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
+    for name in (level_name(report).replace(" ", "\n"), *(NARROW[place] for place in shown)):
+        found.add_column(name, justify="right", no_wrap=True)
     for point in curve.points:
-        found.add_row(f"{point.level:g}", *cells(point, give_or_take))
+        row = cells(point, give_or_take)
+        found.add_row(f"{point.level:g}", *(row[place] for place in shown))
     return found
+
+
+def marks(curve: Curve) -> Iterator[str]:
+    """What must be known of levels before their figures are believed."""
+    for point in curve.points:
+        if said := mark(point):
+            yield f"at {point.level:g}: {said}"
 
 
 def cells(point: Point, rate: Callable[[Estimate | None], str]) -> tuple[str, ...]:
@@ -73,13 +90,13 @@ def cells(point: Point, rate: Callable[[Estimate | None], str]) -> tuple[str, ..
     return (
         rate(seen("qps")),
         plain(seen("output_tokens_per_s")),
-        seconds(seen("ttft_p50")),
-        seconds(seen("ttft_p95")),
-        seconds(seen("tpot_p50")),
-        seconds(seen("e2e_p95")),
+        millis(seen("ttft_p50")),
+        millis(seen("ttft_p95")),
+        millis(seen("tpot_p50")),
+        millis(seen("e2e_p95")),
         plain(seen("goodput")),
-        plain(point.dollars_per_1000, "$"),
-        plain(point.dollars_per_million_output, "$"),
+        plain(point.dollars_per_1000),
+        plain(point.dollars_per_million_output),
         mark(point),
     )
 
@@ -88,7 +105,7 @@ def give_or_take(found: Estimate | None) -> str:
     """A figure and how far its interval reaches: 7.38 ±4 %."""
     if found is None or not found.bounded or not found.value:
         return plain(found)
-    return f"{found.value:.3g} ±{(found.high - found.low) / 2 / found.value:.0%}"
+    return f"{digits(found.value)} ±{(found.high - found.low) / 2 / found.value:.0%}"
 
 
 def mark(point: Point) -> str:
@@ -126,8 +143,8 @@ def conclusions(report: Report, sheet: Sheet) -> Iterator[str]:
 
 
 def _choices(packing: Packing) -> Table:
-    found = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    for name in (*PACKED,):
+    found = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 0, 0, 1))
+    for name in PACKED:
         found.add_column(name, justify="left" if name == "target" else "right")
     for choice in packing.choices:
         shared, multiplied = (scenario.packed for scenario in choice.scenarios)
@@ -136,7 +153,7 @@ def _choices(packing: Packing) -> Table:
     return found
 
 
-PACKED = ("demand", "target", "fit", "devices, if they share its speed", "devices, if each is as fast as alone")
+PACKED = ("demand", "target", "fit", "devices: $ per 1,000, if shared", "devices: $ per 1,000, if each as alone")
 
 
 def packing_title(packing: Packing) -> str:
@@ -149,7 +166,8 @@ def packed(one: Packed) -> str:
     """Devices and dollars of one option."""
     if one.devices is None or one.dollars_per_1000 is None:
         return "cannot"
-    return f"{one.devices}, ${one.dollars_per_1000:.3g} per 1,000 ({ends(one.low, one.high)})"
+    known = f"{one.devices:,}: {digits(one.dollars_per_1000)}"
+    return known if one.low == one.high else f"{known} ({ends(one.low, one.high)})"
 
 
 def packing_words(report: Report, packing: Packing) -> Iterator[str]:
@@ -164,7 +182,9 @@ def packing_words(report: Report, packing: Packing) -> Iterator[str]:
 def along(stretches: Sequence[Stretch]) -> str:
     """Who is cheapest from where to where; the many short ones of whole devices are summed up."""
     if len(stretches) <= 6:
-        return "; ".join(f"{one.first:.3g} to {one.last:.3g}/s {one.cheapest or 'none surely'}" for one in stretches)
+        return "; ".join(
+            f"{digits(one.first)} to {digits(one.last)}/s {one.cheapest or 'none surely'}" for one in stretches
+        )
     names = dict.fromkeys(one.cheapest for one in stretches if one.cheapest)
     firsts = [f"{name} from {next(one.first for one in stretches if one.cheapest == name):.3g}/s on" for name in names]
     return f"it changes {len(stretches) - 1} times, with whole devices; surely cheapest in places: {', '.join(firsts)}"
@@ -177,24 +197,30 @@ def dropped(report: Report) -> Iterator[str]:
         yield f"{blocks.count(why)} blocks, since {why}"
 
 
-def plain(found: Estimate | None, sign: str = "") -> str:
-    return NONE if found is None or not math.isfinite(found.value) else f"{sign}{found.value:.3g}"
+def plain(found: Estimate | None) -> str:
+    return NONE if found is None or not math.isfinite(found.value) else digits(found.value)
 
 
-def seconds(found: Estimate | None) -> str:
+def millis(found: Estimate | None) -> str:
+    """Seconds as milliseconds; a call that failed never ends."""
     if found is None:
         return NONE
-    return duration(found.value) if math.isfinite(found.value) else "never"
+    return digits(1000.0 * found.value) if math.isfinite(found.value) else "never"
+
+
+def digits(value: float) -> str:
+    """Three digits that count, and all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def spread(found: Estimate | None, sign: str = "") -> str:
     """A figure with its interval."""
     if found is None or not math.isfinite(found.value):
         return NONE
-    return f"{sign}{found.value:.3g}" + (f" ({ends(found.low, found.high, sign)})" if found.bounded else "")
+    return f"{sign}{digits(found.value)}" + (f" ({ends(found.low, found.high, sign)})" if found.bounded else "")
 
 
 def ends(low: float | None, high: float | None, sign: str = "") -> str:
-    first = f"{sign}{low:.3g}" if low is not None and math.isfinite(low) else "?"
-    last = f"{sign}{high:.3g}" if high is not None and math.isfinite(high) else "?"
+    first = f"{sign}{digits(low)}" if low is not None and math.isfinite(low) else "?"
+    last = f"{sign}{digits(high)}" if high is not None and math.isfinite(high) else "?"
     return f"{first}–{last}"
