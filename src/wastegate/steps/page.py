@@ -41,6 +41,7 @@ figcaption { font-weight: 600; margin-bottom: .5rem } figure p { color: var(--fa
 .verdict.fail { border-color: var(--fail) }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem }
 th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; text-align: left }
+th, td.right { white-space: nowrap; overflow-wrap: normal } td.left { min-width: 4em }
 th { color: var(--faint); font-weight: 600 } th.right, td.right { text-align: right }
 tr.strong td { font-weight: 600 } tr.dim td { color: var(--faint) } tr.last td { border-bottom: 2px solid var(--rule) }
 .legend { list-style: none; padding: 0; margin: .3rem 0 .6rem; display: flex; flex-wrap: wrap; gap: 4px 16px;
