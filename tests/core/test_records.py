@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.ledgers import record, run
 from wastegate.core.ledger import RecordGap
-from wastegate.core.records import Cursor, Page, Ring, Settings, attempt_of, draft_table, hear
+from wastegate.core.records import DRIFT, Cursor, Lead, Page, Ring, Settings, attempt_of, draft_table, hear, lead
 
 
 @pytest.mark.parametrize(
@@ -97,37 +97,48 @@ def told(made: int, size: int = 100, boot: str = "boot", ended: float = 3.0) -> 
 
 
 def test_times_are_moved_to_the_gateways_clock() -> None:
-    heard = hear("a", told(1).page("boot", 0, 10, now=105.0), None, now=5.0)
+    heard = hear("a", told(1).page("boot", 0, 10, now=105.0), None, 5.0, 100.0)
     (one,) = heard.records
     assert (one.arrived, one.ended, one.runs[0].start, one.runs[0].end) == (-99.0, -97.0, -99.0, -97.0)
     assert (heard.replica, heard.cursor, heard.gap) == ("a", Cursor("boot", 1, 5.0), None)
 
 
 def test_what_an_engine_forgot_before_it_was_first_asked_is_not_missed() -> None:
-    heard = hear("a", told(9, size=2).page("boot", 0, 10, now=5.0), None, now=5.0)
+    heard = hear("a", told(9, size=2).page("boot", 0, 10, now=5.0), None, 5.0, 0.0)
     assert (heard.cursor.sequence, heard.gap) == (9, None)
 
 
 def test_records_that_gave_way_before_they_were_read_are_a_gap() -> None:
     before = Cursor("boot", 3, heard=1.0)
-    heard = hear("a", told(9, size=2, ended=4.0).page("boot", 3, 10, now=5.0), before, now=5.0)
+    heard = hear("a", told(9, size=2, ended=4.0).page("boot", 3, 10, now=5.0), before, 5.0, 0.0)
     assert heard.gap == RecordGap("a", 1.0, 4.0, lost=4)
-    assert hear("a", told(9).page("boot", 3, 10, now=5.0), before, now=5.0).gap is None
+    assert hear("a", told(9).page("boot", 3, 10, now=5.0), before, 5.0, 0.0).gap is None
 
 
 def test_a_page_in_which_all_has_given_way() -> None:
     page = Page("boot", 2.0, 5.0, first=10, last=9, records=())
-    assert hear("a", page, Cursor("boot", 3, 1.0), now=5.0).gap == RecordGap("a", 1.0, 5.0, lost=6)
+    assert hear("a", page, Cursor("boot", 3, 1.0), 5.0, 0.0).gap == RecordGap("a", 1.0, 5.0, lost=6)
 
 
 def test_an_engine_that_was_started_anew_may_have_taken_records_with_it() -> None:
-    heard = hear("a", told(2, boot="other").page("boot", 0, 10, now=15.0), Cursor("boot", 3, 1.5), now=5.0)
+    heard = hear("a", told(2, boot="other").page("boot", 0, 10, now=15.0), Cursor("boot", 3, 1.5), 5.0, 10.0)
     assert heard.gap == RecordGap("a", 1.5, 1.5, lost=None), "it started before the old one was last heard of"
-    heard = hear("a", told(2, boot="other").page("boot", 0, 10, now=5.0), Cursor("boot", 3, 1.5), now=5.0)
+    heard = hear("a", told(2, boot="other").page("boot", 0, 10, now=5.0), Cursor("boot", 3, 1.5), 5.0, 0.0)
     assert heard.gap == RecordGap("a", 1.5, 2.0, lost=None)
     assert (len(heard.records), heard.cursor) == (2, Cursor("other", 2, 5.0))
 
 
 def test_the_cursor_never_turns_back_and_stops_at_a_full_page() -> None:
-    assert hear("a", told(9).page("boot", 0, 4, now=5.0), None, now=5.0).cursor.sequence == 4
-    assert hear("a", told(2).page("boot", 5, 4, now=5.0), Cursor("boot", 5, 1.0), now=5.0).cursor.sequence == 5
+    assert hear("a", told(9).page("boot", 0, 4, now=5.0), None, 5.0, 0.0).cursor.sequence == 4
+    assert hear("a", told(2).page("boot", 5, 4, now=5.0), Cursor("boot", 5, 1.0), 5.0, 0.0).cursor.sequence == 5
+
+
+def test_the_largest_lead_is_the_nearest_as_answers_only_come_late() -> None:
+    ring = Ring(9, "boot", 1.0)
+    first = lead(ring.page("", 0, 1, now=110.0), 10.5, None)
+    assert first == Lead("boot", 99.5, 10.5)
+    quick = lead(ring.page("", 0, 1, now=120.0), 20.1, first)
+    assert quick.seconds == pytest.approx(99.9)
+    slow = lead(ring.page("", 0, 1, now=130.0), 35.0, quick)
+    assert slow.seconds == pytest.approx(99.9 - DRIFT * 14.9)
+    assert lead(Ring(9, "other", 1.0).page("", 0, 1, now=30.0), 35.0, slow) == Lead("other", -5.0, 35.0)

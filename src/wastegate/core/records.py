@@ -64,10 +64,32 @@ class Heard(Struct, frozen=True, eq=False):
     gap: RecordGap | None = None
 
 
-def hear(replica: str, page: Page, before: Cursor | None, now: float) -> Heard:
+DRIFT = 50e-6
+"""Seconds in a second by which two clocks may part: quartz does not do worse."""
+
+
+class Lead(Struct, frozen=True):
+    """By how much an engine's clock is ahead of the gateway's. An answer takes time to arrive, which makes it look
+    smaller than it is, so of all that was seen the largest is the nearest."""
+
+    boot: str
+    seconds: float
+    seen: float
+    """When, by the gateway's clock."""
+
+
+def lead(page: Page, now: float, before: Lead | None) -> Lead:
+    """After one more page, which arrived at ``now``."""
+    here = Lead(page.boot, page.now - now, now)
+    if before is None or before.boot != page.boot:
+        return here
+    held = before.seconds - DRIFT * (now - before.seen)
+    return here if here.seconds >= held else Lead(page.boot, held, now)
+
+
+def hear(replica: str, page: Page, before: Cursor | None, now: float, ahead: float) -> Heard:
     """A page that was asked for after ``before`` and arrived at ``now``; None: nothing was ever read from this engine,
-    so what it forgot earlier is not missed."""
-    ahead = page.now - now
+    so what it forgot earlier is not missed. ``ahead``: the seconds of its clock's lead."""
     records = tuple(_moved(record, ahead) for record in page.records)
     last = page.records[-1].sequence if page.records else page.last
     known = before is not None and before.boot == page.boot

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Work
-from wastegate.core.records import Cursor, Heard, Page, hear
+from wastegate.core.records import Cursor, Heard, Lead, Page, hear, lead
 from wastegate.gateway.upstream import Origin, origin_of
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Collector:
         self._measured = measured
         self._tasks: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._leads: dict[str, Lead] = {}
         self._said: dict[str, str] = {}
         self._saved: dict[str, float] = {}
         """When something of each replica was last kept."""
@@ -114,7 +115,9 @@ class Collector:
                 return _LONG_SECONDS
             self._measured(replica.name, page.work, page.kv_capacity)
             self._say(replica.name, f"its records say less than they could: {page.lacks}" if page.lacks else "")
-            heard = hear(replica.name, page, before, self._now())
+            now = self._now()
+            clock = self._leads[replica.name] = lead(page, now, self._leads.get(replica.name))
+            heard = hear(replica.name, page, before, now, clock.seconds)
             if not self._kept(heard, before):
                 return self.config.every
             if heard.gap is not None:
