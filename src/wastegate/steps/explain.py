@@ -175,10 +175,10 @@ def _guesses(costs: tuple[AttemptCost, ...]) -> list[str]:
             said.append(f"{name}: nobody counted its tokens; it is charged for its place alone")
         if cost.dollars is None:
             said.append(f"{name}: {cost.attempt.replica} was up at no known price, so it has no cost here")
-        elif (cost.company or 0.0) > 1.0 and cost.work == DEFAULT_WORK.source:
-            said.append(f"{name}: shared with others by {DEFAULT_WORK.source}")
         elif cost.engine is not None and (cost.company or 0.0) > 1.0:
             said.append(f"{name}: shared with others by what its engine did in each step, weighed as {cost.work}")
+        elif (cost.company or 0.0) > 1.0 and cost.work == DEFAULT_WORK.source:
+            said.append(f"{name}: shared with others by {DEFAULT_WORK.source}")
         elif (cost.company or 0.0) > 1.0:
             said.append(f"{name}: shared with others by work as the gateway sees it, weighed as {cost.work}")
         if cost.attempt.outcome == "lost":
