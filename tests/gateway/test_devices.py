@@ -181,6 +181,21 @@ async def test_what_is_pushed_fills_what_is_not_measured() -> None:
     assert (load.power, load.tensor, load.source) == (61.25, 0.5, "dcgm")
 
 
+async def test_pushed_power_is_energy_over_time_for_each_that_it_is_pushed_for() -> None:
+    async with bench(Config(), {}, "a", "b") as b:
+        b.board.take(b'[{"replica":"a","power":100},{"power":40}]', ["a", "b"])
+        await b.gauges.look()
+        b.at += 10
+        await b.gauges.look()
+        load = b.gauges.load("a")
+        assert load is not None
+        assert load.joules == 1000.0
+        b.at += 500
+        await b.gauges.look()
+        assert b.gauges.load("a") is None
+    assert b.used == [("a", 1000.0), ("b", 400.0)]
+
+
 @needs_redis
 async def test_what_lies_in_redis_is_found(tmp_path: Path) -> None:
     from redis.asyncio import Redis

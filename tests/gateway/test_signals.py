@@ -18,6 +18,7 @@ from tests.fake_replica import FakeReplica, Fault, Json, Reply
 from tests.gateway.running import chat, running
 from wastegate.core.fleet import Replica
 from wastegate.core.world import Breaker, RetryBudget, World
+from wastegate.engines import sglang
 from wastegate.engines.readback import Seen
 from wastegate.gateway import config, devices
 from wastegate.gateway.hub import Clock
@@ -248,6 +249,22 @@ async def test_it_can_be_turned_off() -> None:
 def test_a_configuration_that_makes_no_sense(members: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="timeout must be above 0"):
         Config(**members)  # type: ignore[arg-type]
+
+
+async def test_a_fault_of_ours_costs_one_replica_its_signals_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(pages: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async with FakeReplica() as bad, FakeReplica() as good, watching() as watch:
+        bad.pages["/metrics"] = page(text("sglang-0.5.23.prom"))
+        good.pages["/metrics"] = page("llamacpp:requests_processing 1\n")
+        monkeypatch.setattr(sglang, "effective", fail)
+        watch.watch(Replica("bad", bad.url), Replica("r1", good.url))
+        seen = await watch.until(lambda seen: bool(seen.error), "bad")
+        assert seen.error == "RuntimeError: a fault of ours"
+        await watch.until(known)
+        monkeypatch.undo()
+        assert (await watch.until(known, "bad")).error == ""
 
 
 async def test_a_reload_turns_it_on_and_tells_where_accelerators_are_measured(tmp_path: Path) -> None:

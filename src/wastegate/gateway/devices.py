@@ -109,6 +109,8 @@ class Gauges:
     def load(self, name: str) -> Load | None:
         """The newest of a replica's accelerators; where nobody measures a figure, what was pushed."""
         measured, pushed = self._loads.get(name), self._board.load(name)
+        if pushed is not None:
+            pushed = replace(pushed, joules=self._joules.get(name))
         if measured is None or pushed is None:
             return measured or pushed
         missing = {
@@ -154,18 +156,23 @@ class Gauges:
                 self._take(name, "prometheus", server, place.devices or _NOBODY)
             elif self.config.nvml:
                 self._take(name, "nvml", here, place.devices)
+            elif (pushed := self._board.load(name)) is not None and pushed.power is not None:
+                self._add(name, (Device("pushed", power=pushed.power),))
 
     def _take(self, name: str, source: str, devices: tuple[Device, ...] | None, wanted: tuple[str, ...]) -> None:
         mine = chosen(devices or (), wanted)
         if not mine:
             self._loads.pop(name, None)
             return
-        now = self._now()
-        used = self._meters.setdefault(name, EnergyMeter()).look(now, mine)
+        self._add(name, mine)
+        self._loads[name] = together(mine, source, self._now(), self._joules.get(name))
+
+    def _add(self, name: str, devices: tuple[Device, ...]) -> None:
+        """Add up the energy that they have used since the look before."""
+        used = self._meters.setdefault(name, EnergyMeter()).look(self._now(), devices)
         if used is not None:
             self._joules[name] = self._joules.get(name, 0.0) + used
             self._used(name, used)
-        self._loads[name] = together(mine, source, now, self._joules.get(name))
 
     async def _exporter(self, url: str) -> tuple[Device, ...] | None:
         async def fetch() -> tuple[Device, ...]:
