@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import aiohttp
 import pytest
 
@@ -35,6 +37,15 @@ async def test_what_is_no_page(reply: Reply, said: str) -> None:
         fake.pages["/page"] = reply
         with pytest.raises(NoPageError, match=said):
             await get(session, f"{fake.url}/page", QUICK)
+
+
+async def test_what_comes_compressed_is_not_unpacked() -> None:
+    small = gzip.compress(b"x" * 10_000_000)
+    async with FakeReplica() as fake, aiohttp.ClientSession(auto_decompress=False) as session:
+        fake.pages["/page"] = Reply(body=Json(body=small), headers=(("content-encoding", "gzip"),))
+        with pytest.raises(NoPageError, match="/page comes compressed"):
+            await get(session, f"{fake.url}/page", Limits(1.0, 64))
+        assert fake.probes[-1].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize("url", ["http://no..host/page", "http://127.0.0.1:1/page", "nonsense"])

@@ -92,7 +92,7 @@ class Gauges:
 
     def open(self) -> None:
         """Be ready to look."""
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=32))
+        self._session = aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=32))
 
     def start(self) -> None:
         """Look again and again."""

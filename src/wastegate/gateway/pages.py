@@ -29,20 +29,23 @@ async def get(
     tls: ssl.SSLContext | None = None,
     query: dict[str, str] | None = None,
 ) -> bytes:
-    """A page's bytes; ``key`` is sent as a bearer token. Redirects are not followed. Raises NoPageError."""
+    """A page's bytes; ``key`` is sent as a bearer token. Redirects are not followed, and what comes compressed is not
+    unpacked: a small body could become a huge page. Raises NoPageError."""
     path = urlsplit(url).path
     most = limits.max_kb << 10
     try:
         async with session.get(
             url,
             params=query,
-            headers={"authorization": f"Bearer {key}"} if key else None,
+            headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
             ssl=tls if tls is not None else True,
             timeout=aiohttp.ClientTimeout(total=limits.timeout),
             allow_redirects=False,
         ) as answer:
             if answer.status != 200:
                 raise NoPageError(f"{path} is answered with status {answer.status}")
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise NoPageError(f"{path} comes compressed, though that was not asked for")
             body = await answer.content.read(most + 1)
             while len(body) <= most and (more := await answer.content.read(most + 1 - len(body))):
                 body += more

@@ -74,7 +74,9 @@ class Watcher:
         self._looks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_AT_ONCE, limit_per_host=2))
+        self._session = aiohttp.ClientSession(
+            auto_decompress=False, connector=aiohttp.TCPConnector(limit=_AT_ONCE, limit_per_host=2)
+        )
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
