@@ -64,7 +64,7 @@ def test_a_long_list_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     assert [value for _, value in read(file(tmp_path, json.dumps(members)))] == members
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.integers()))))
 def test_any_objects_come_back_however_they_were_written(tmp_path: Path, some: list[dict[str, object]]) -> None:
     one_a_line = file(tmp_path, "".join(json.dumps(value) + "\n" for value in some))

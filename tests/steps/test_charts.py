@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wastegate.steps.charts import LETTERS, Bar, Column, Part, Range, bars, columns, legend, plain, ranges, short
@@ -103,6 +103,7 @@ def test_a_legend_names_each_colour() -> None:
     assert "idle &lt;time&gt;" in listed
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_from_outside_breaks_out_of_a_chart(text: str) -> None:
     svg = bars(text, [Bar(text, text, (Part(text, 1.0, "plain"),))])

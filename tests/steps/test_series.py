@@ -30,6 +30,7 @@ def test_a_window_without_length_has_no_edges() -> None:
     assert edges(5.0, 5.0) == ()
 
 
+@settings(deadline=None)
 @given(st.floats(0, 2e9), st.floats(1e-3, 1e12))
 def test_there_are_never_too_many_slices_and_never_one_out_of_order(start: float, length: float) -> None:
     cuts = edges(start, start + length)
@@ -56,7 +57,7 @@ def test_each_slice_holds_its_own_time() -> None:
     assert first.total == second.total == 10.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(told_calls(), spans(), st.lists(st.floats(0.1, 39.9), max_size=5))
 def test_the_slices_are_the_whole_bill(
     told: tuple[list[Entry], list[EngineRecord]], life: list[ReplicaSpan], inner: list[float]
