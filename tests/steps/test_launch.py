@@ -118,6 +118,17 @@ async def test_what_it_does_not_show_is_unverified() -> None:
     assert "does not show" in checked.comparison.unverified[0]
 
 
+async def test_a_key_goes_along(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async with FakeReplica() as fake:
+        fake.pages["/metrics"] = page(text("llamacpp-11549-after.prom"))
+        words = ["launch", "llamacpp", "m", "--check", fake.url, "--key-env", "ENGINE_KEY"]
+        assert await asyncio.to_thread(main, words) == 2
+        assert "$ENGINE_KEY is not set" in capsys.readouterr().err
+        monkeypatch.setenv("ENGINE_KEY", "the-key")
+        assert await asyncio.to_thread(main, words) == 0
+    assert {probe.headers.get("authorization") for probe in fake.probes} == {"Bearer the-key"}
+
+
 def test_nobody_to_ask_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "vllm", "m", "--check", "http://127.0.0.1:9"]) == 2
     assert "http://127.0.0.1:9/metrics cannot be read" in capsys.readouterr().err

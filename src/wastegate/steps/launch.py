@@ -25,7 +25,7 @@ from wastegate.engines.readback import Comparison, Effective, Pages, compare
 
 TIMEOUT = 5.0
 _LARGEST = 8 << 20
-_OWN = ("exec", "check", "json")
+_OWN = ("exec", "check", "key_env", "json")
 
 
 class Wish(Struct, frozen=True):
@@ -35,6 +35,7 @@ class Wish(Struct, frozen=True):
     asked: Effective
     run: bool
     check: str
+    key_env: str
     json: bool
 
 
@@ -76,7 +77,7 @@ def read(engine: str, arguments: Sequence[str]) -> Wish:
         command = room.command(config, more)
     except ValueError as error:
         parser.error(str(error))
-    return Wish(command, room.asked(config), given["exec"], given["check"] or "", given["json"])
+    return Wish(command, room.asked(config), given["exec"], given["check"] or "", given["key_env"] or "", given["json"])
 
 
 def _parser(engine: str, room: kinds.Engine) -> argparse.ArgumentParser:
@@ -95,6 +96,7 @@ def _parser(engine: str, room: kinds.Engine) -> argparse.ArgumentParser:
     parser.add_argument(
         "--check", metavar="URL", help="ask a running engine whether it runs so (exit code 1: it does not)"
     )
+    parser.add_argument("--key-env", metavar="NAME", help="for --check: the environment variable with the engine's key")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     reject_outdated(parser, room.OUTDATED)
     return parser
@@ -118,7 +120,7 @@ def _say(text: str) -> int:
 
 def _check(room: kinds.Engine, wish: Wish) -> int:
     try:
-        checked = check(room, wish.check, wish.asked)
+        checked = check(room, wish.check, wish.asked, _key(wish.key_env))
     except CheckError as error:
         return _say(str(error))
     if wish.json:
@@ -128,23 +130,31 @@ def _check(room: kinds.Engine, wish: Wish) -> int:
     return 1 if checked.comparison.warnings else 0
 
 
-def check(room: kinds.Engine, url: str, asked: Effective) -> Checked:
-    """Read back how the engine at ``url`` runs, and compare. Raises CheckError where it has no /metrics to read."""
+def _key(name: str) -> str:
+    if name and not os.environ.get(name):
+        raise CheckError(f"${name} is not set: --key-env takes the name of a variable, not the key itself")
+    return os.environ[name] if name else ""
+
+
+def check(room: kinds.Engine, url: str, asked: Effective, key: str = "") -> Checked:
+    """Read back how the engine at ``url`` runs, and compare; ``key`` is sent as a bearer token. Raises CheckError where
+    it has no /metrics to read."""
     base = url.rstrip("/").removesuffix("/v1")
-    page = parse(_get(f"{base}/metrics").decode("utf-8", "replace"), Meter(room.RULES).wanted)
+    page = parse(_get(f"{base}/metrics", key).decode("utf-8", "replace"), Meter(room.RULES).wanted)
     pages: dict[str, Any] = {}
     for path in room.PAGES:
         try:
-            pages[path] = msgspec.json.decode(_get(base + path))
+            pages[path] = msgspec.json.decode(_get(base + path, key))
         except (CheckError, msgspec.DecodeError):
             continue  # what it does not show stays unverified
     found = room.effective(Pages(page, pages))
     return Checked(found, compare(asked, found))
 
 
-def _get(url: str) -> bytes:
+def _get(url: str, key: str) -> bytes:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             body: bytes = answer.read(_LARGEST)
             return body
     except (OSError, ValueError) as error:
