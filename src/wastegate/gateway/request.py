@@ -94,6 +94,8 @@ _OPEN = (b"/health", b"/ready")
 _WITHOUT_MODEL = (b"/tokenize", b"/detokenize")
 
 _MODEL_CHARACTERS = 256
+_MOST_PATHS = 1024
+"""Paths of applications whose routes are remembered."""
 
 
 class Gate:
@@ -122,6 +124,8 @@ class Gate:
             route = next((route for route in routes if fnmatchcase(path, route.match)), own)
             table[raw] = path, route, active(route.levers), self._special(route)
         self._routes = table
+        self._known = dict(table)
+        self._listed = tuple(routes)
 
     def _special(self, route: Route) -> Special | None:
         return Special.of(route.levers.streaming, self._watch, self._answers, route.answer_seconds)
@@ -137,8 +141,24 @@ class Gate:
             client.respond(200, b"application/json", self._models())
         elif incoming.method in (b"GET", b"HEAD") and path in (b"/health", b"/ready"):
             self._health(path, client)
+        elif incoming.method == b"POST" and (known := self._below(path)):
+            self._call(incoming, known, client, path)
         else:
             self._unknown(incoming, path, client)
+
+    def _below(self, path: bytes) -> bytes:
+        """The path that engines know, at the end of an application's own that some route is for; else empty."""
+        known = next((known for known in (*_COMPLETIONS, *_OTHERS) if path.endswith(known)), b"")
+        if not known or path in self._routes:
+            return known
+        text = path.decode("latin-1")
+        route = next((route for route in self._listed if fnmatchcase(text, route.match)), None)
+        if route is None:
+            return b""
+        if len(self._routes) >= _MOST_PATHS:  # clients choose them
+            self._routes = dict(self._known)
+        self._routes[path] = known.decode(), route, active(route.levers), self._special(route)
+        return known
 
     def _stranger(self, client: Responder) -> None:
         self.hub.tally.reject("key")
@@ -146,7 +166,8 @@ class Gate:
         body = error_body(401, text, code="invalid_api_key")
         client.respond(401, b"application/json", body, b"www-authenticate: Bearer\r\n")
 
-    def _call(self, incoming: Incoming, path: bytes, client: Responder) -> None:
+    def _call(self, incoming: Incoming, path: bytes, client: Responder, own: bytes = b"") -> None:
+        """``own``: the application's path, of which the engines know only the end, ``path``."""
         hub = self.hub
         if self.draining:
             _respond_error(client, 503, "the gateway is shutting down; try again shortly", b"retry-after: 2\r\n")
@@ -164,10 +185,10 @@ class Gate:
             client.respond(400, b"application/json", error_body(400, str(error), param=error.param))
             return
         prompt = request.text
-        _, route, levers, special = self._routes[path]
+        text, route, levers, special = self._routes[own or path]
         timers = route.timers
         labels = incoming.known.labels if incoming.known is not None else read_labels(incoming.headers)
-        call = self._label(labels, path, request, len(body), len(prompt))
+        call = self._label(labels, path, text, route, request, len(body), len(prompt))
         # A key that opens this door goes no further.
         authorization = labels.authorization if self.keys is None else b""
         kind: Maker = Flight
@@ -175,13 +196,15 @@ class Gate:
             call, kind = special.dress(call, request, body, prompt, authorization)
         if call.stream and not call.wants_usage:
             body = with_usage(body, request)
-        out = Outgoing(incoming.url, labels.forwarded, body, prompt, authorization)
+        url = path + incoming.url[len(own) :] if own else incoming.url
+        out = Outgoing(url, labels.forwarded, body, prompt, authorization)
         flight = kind(hub, client, call, lifecycle(call, levers, timers, hub.rules), out, timers)  # type: ignore[arg-type]
         client.fly(flight, call.id.encode())
 
-    def _label(self, labels: Labels, path: bytes, request: Request, size: int, prompt_size: int) -> Call:
+    def _label(
+        self, labels: Labels, path: bytes, text: str, route: Route, request: Request, size: int, prompt_size: int
+    ) -> Call:
         self._sequence += 1
-        text, route, _, _ = self._routes[path]
         options = request.stream_options
         most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
         return Call(

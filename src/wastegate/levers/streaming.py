@@ -59,7 +59,7 @@ def decide(plan: Plan, view: View, config: Config) -> Plan:
         joining = replace(plan, replica=None, wait=None, refusal=None, joins=view.twin)
         return joining.because(f"streaming: flies along with {view.twin}, which asks the same")
     most = _most_tokens(call, config)
-    if most is None or plan.replica is None:
+    if most is None or plan.replica is None or (plan.most_tokens is not None and plan.most_tokens <= most):
         return plan
     asked = "names no max_tokens" if call.max_tokens is None else f"asked for {call.max_tokens}"
     return replace(plan, most_tokens=most).because(f"{_BOUNDED} {most} tokens: the call {asked}")
