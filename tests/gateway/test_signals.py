@@ -172,12 +172,15 @@ async def test_bytes_that_are_no_text_harm_nobody() -> None:
     assert (seen.signals.running, seen.signals.waiting) == (1.0, None)
 
 
-async def test_another_engine_at_the_same_address_is_recognised() -> None:
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("whoever", "whoever"), ("vllm", "sglang")])
+async def test_another_engine_at_the_same_address_is_recognised(before: str, after: str) -> None:
+    """By its page, or because it says who it is: ``engine`` is what /v1/models names as the owner."""
     async with FakeReplica() as fake, watching() as watch:
         fake.pages["/metrics"] = page(text("vllm-0.32.0-busy.prom"))
-        watch.watch(Replica("r1", fake.url))
+        watch.watch(Replica("r1", fake.url, engine=before))
         await watch.until(lambda seen: seen.engine == "vllm")
         fake.pages["/metrics"] = page(text("sglang-0.5.23.prom"))
+        watch.watch(Replica("r1", fake.url, engine=after))
         seen = await watch.until(lambda seen: seen.engine == "sglang")
     assert seen.absent == ()
 

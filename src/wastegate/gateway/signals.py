@@ -142,7 +142,7 @@ class Watcher:
             return
         meter = follower.meter
         assert meter is not None
-        if not page.samples and not follower.replica.engine:
+        if not page.samples and not kinds.named(follower.replica.engine):
             follower.meter = None  # the engine at this address is another now, or none: it is recognised next time
         now = self._now()
         reading = meter.read(page, now)
@@ -184,9 +184,9 @@ class Watcher:
                 return await asyncio.to_thread(parse, text, wanted)
             return parse(text, wanted)
 
-        if follower.meter is None:
-            names = (await read(frozenset())).names
-            engine = kinds.named(follower.replica.engine) or kinds.by_metrics(names)
+        named = kinds.named(follower.replica.engine)
+        if follower.meter is None or (named and named != follower.engine):
+            engine = named or kinds.by_metrics((await read(frozenset())).names)
             if not engine:
                 return None
             follower.engine, follower.read_back_at = engine, float("-inf")
