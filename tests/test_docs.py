@@ -24,6 +24,11 @@ PROVEN = {
         "tests/live/test_azure.py",
         "benchmarks/azure_conversation.py",
     ),
+    ".venv/bin/wastegate simulate azure.csv --config examples/whatif.toml --speed 8 "
+    "--sweep machines.0.roofline.hardware=l40s,h100 --sweep machines.0.count=3,4,7,8": (
+        "tests/steps/test_whatif_command.py",
+        '"machines.0.count=3,4,7,8"',
+    ),
 }
 """A command → the test or script that runs it, and the text in it that does."""
 
