@@ -63,3 +63,18 @@ def test_bad_input_is_named(
     path.write_text(text)
     assert main(["simulate", "--config", str(path), "--calls", "5", "--no-progress", *flags]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_the_worked_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Shorter: the first 60 calls of such a trace."""
+    trace = tmp_path / "azure.csv"
+    rows = [f"2026-01-01 00:00:{second:02}.0000000,{900 + second},{100 + second}" for second in range(60)]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    example = Path(__file__).parent.parent.parent / "examples" / "whatif.toml"
+    sweeps = ["--sweep", "machines.0.roofline.hardware=l40s,h100", "--sweep", "machines.0.count=3,4,7,8"]
+    command = ["simulate", str(trace), "--config", str(example), "--speed", "8", *sweeps, "--no-progress", "--json"]
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told) == 8
+    prices = {one["report"]["label"]: one["report"]["per_thousand"] for one in told}
+    assert prices["hardware=l40s, count=3"] < prices["hardware=h100, count=8"]
