@@ -256,3 +256,34 @@ async def test_the_first_route_that_matches_counts(gateway: Running) -> None:
         "/v1/embeddings": ("rest", 7),
         "/score": ("/score", 600.0),
     }
+
+
+async def test_an_applications_own_path_is_served_where_a_route_is_for_it(tmp_path: Path, replica: FakeReplica) -> None:
+    routes = (Route("behavior", "/api/v1/behavior/*"), Route("chat", "/v1/chat/*"))
+    async with running(tmp_path, replica, routes=routes) as gateway:
+        wire = await gateway.connect()
+        for _ in range(3):  # the same head again and again, on one connection
+            wire.post(chat(), "/api/v1/behavior/v1/chat/completions?trace=1")
+            assert (await wire.answer()).status == 200
+        assert (await gateway.post(chat(), "/api/v1/behavior/today/v1/completions")).status == 200
+        assert (await gateway.post(chat(), CHAT)).status == 200
+        assert (await gateway.post(chat(), "/api/v1/other/v1/chat/completions")).status == 404
+        assert (await gateway.post(chat(), "/api/v1/behavior/v1/secrets")).status == 404
+        assert (await gateway.get("/api/v1/behavior/v1/chat/completions")).status == 404
+        entries = await gateway.closed(5)
+    assert [(entry.route, entry.path) for entry in entries] == [
+        *[("behavior", CHAT)] * 3, ("behavior", "/v1/completions"), ("chat", CHAT),
+    ]  # fmt: skip
+    assert [call.path for call in replica.calls[:4]] == [f"{CHAT}?trace=1"] * 3 + ["/v1/completions"]
+
+
+async def test_paths_that_clients_make_up_do_not_pile_up(
+    tmp_path: Path, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wastegate.gateway.request._MOST_PATHS", 20)
+    async with running(tmp_path, replica, routes=(Route("apps", "/apps/*"),)) as gateway:
+        for number in range(30):
+            assert (await gateway.post(chat(), f"/apps/{number}{CHAT}")).status == 200
+        assert gateway.gateway.front is not None
+        assert len(gateway.gateway.front.gate._routes) <= 20
+        assert {entry.route for entry in await gateway.closed(30)} == {"apps"}

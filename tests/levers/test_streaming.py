@@ -209,3 +209,9 @@ def test_it_says_where_prompts_part() -> None:
     assert note == "chat: 0% of prompt tokens could have come from a cache, 0% did"
     (note,) = measure([done("1", 0.0, cached=None)], Config()).notes
     assert note == "chat: 0% of prompt tokens could have come from a cache, no engine says how much did"
+
+
+def test_a_bound_that_is_lower_already_stays() -> None:
+    for bound, most in ((50, 50), (900, 100), (None, 100)):
+        before = replace(plan(), most_tokens=bound)
+        assert decide(before, FREE, Config(most_tokens=100)).most_tokens == most
