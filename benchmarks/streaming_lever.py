@@ -63,7 +63,7 @@ from wastegate.store.entries import Ledger
 
 MODEL = "smollm2-135m-instruct"
 USERS = 8
-MORE_USERS = (16, 32)
+MORE_USERS = (32,)
 """For the lever alone: what it carries at the P95 that buffered answers have."""
 CALLS = 16
 CONTEXT = 1024

@@ -52,7 +52,10 @@ class Contestant:
         log: Path,
         url: str = "",
         env: Mapping[str, str] | None = None,
+        talks: bool = True,
     ) -> None:
+        """``talks``: its output is read from here. Another's goes into the log: a pipe that nobody reads fills, and
+        then it stands still."""
         self.name = name
         self.made_of = made_of
         self.url = url
@@ -60,7 +63,7 @@ class Contestant:
         self._log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE if talks else file, stderr=file, text=True,
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
 
@@ -181,6 +184,7 @@ def start_vllm(
     how = "eager" if "--enforce-eager" in more else "compiled"
     rival = Contestant(
         f"vLLM CPU {VLLM}", f"the same weights as BF16, {how}", command, log=logs / f"vllm{''.join(more)}.log",
+        talks=False,
         url=f"http://127.0.0.1:{port}",
         env={
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
