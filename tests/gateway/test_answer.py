@@ -13,7 +13,7 @@ from tests.fake_replies import Sse, events
 from wastegate.core.call import Call
 from wastegate.gateway import answer as room
 from wastegate.gateway.answer import Answer
-from wastegate.gateway.upstream import Headers
+from wastegate.gateway.heads import Headers
 from wastegate.openai.sse import Continued
 
 CHAT = "/v1/chat/completions"

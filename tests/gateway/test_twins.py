@@ -6,8 +6,8 @@ import pytest
 
 from wastegate.core.plan import Refusal
 from wastegate.gateway import twins
+from wastegate.gateway.heads import Headers
 from wastegate.gateway.twins import Fan, Member, Twins
-from wastegate.gateway.upstream import Headers
 
 TWIN = b"same"
 

@@ -7,7 +7,7 @@ import zlib
 
 from wastegate.core.call import BYTES_PER_TOKEN, Call
 from wastegate.core.ledger import Outcome, UsageSource
-from wastegate.gateway.upstream import Headers
+from wastegate.gateway.heads import Headers
 from wastegate.openai.chat import read_answer
 from wastegate.openai.sse import Continued, StreamReader, Usage
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from wastegate.core.call import Call, Stored
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Refusal, Timers
+from wastegate.gateway.heads import Headers
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.relay import Client, Flight, Outgoing
-from wastegate.gateway.upstream import Headers
 
 MOST_BYTES = 64 << 20
 """Of all answers that one process keeps."""

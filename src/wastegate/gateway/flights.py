@@ -14,10 +14,10 @@ from wastegate.core.ledger import SHUTDOWN, Entry, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
 from wastegate.gateway.answer_cache import Answers, Maker, StoredFlight, keeping, key_of, stored
+from wastegate.gateway.heads import Headers
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.relay import Client, Flight, Outgoing
 from wastegate.gateway.twins import Fan, Member
-from wastegate.gateway.upstream import Headers
 from wastegate.gateway.watch import Watch
 from wastegate.levers import streaming
 from wastegate.openai.chat import Request, essence

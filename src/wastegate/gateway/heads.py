@@ -115,7 +115,7 @@ def learn(data: bytes, url: bytes, headers: Headers, size: int) -> Known | None:
         or len(data) - head != size
         or not data.startswith(b"POST ")
         or data.count(b"\r\n", 0, head) != len(headers) + 2  # a line a header, the first line and the blank one
-        or any(name in _READ_OTHERWISE for name, _ in headers)
+        or any(name in _READ_OTHERWISE and value.lower() != b"keep-alive" for name, value in headers)
     ):
         return None
     start, end = lengths[0].span(1)

@@ -21,8 +21,9 @@ from wastegate.core.ledger import SHUTDOWN, Attempt, Entry, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan, Refusal, Timers
 from wastegate.gateway.answer import Answer
+from wastegate.gateway.heads import Headers
 from wastegate.gateway.hub import Hub
-from wastegate.gateway.upstream import Connection, Headers, Pool
+from wastegate.gateway.upstream import Connection, Pool
 from wastegate.openai.chat import with_most_tokens, with_text_so_far
 from wastegate.openai.errors import error_event
 from wastegate.openai.sse import Continued, text_of

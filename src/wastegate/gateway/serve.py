@@ -12,9 +12,8 @@ import httptools
 from msgspec import Struct
 
 from wastegate.core.plan import Refusal
-from wastegate.gateway.heads import Known, learn
+from wastegate.gateway.heads import Headers, Known, learn
 from wastegate.gateway.request import Gate, Incoming
-from wastegate.gateway.upstream import Headers
 from wastegate.openai.errors import error_body
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from wastegate.core.plan import Refusal
-from wastegate.gateway.upstream import Headers
+from wastegate.gateway.heads import Headers
 
 MOST_KEPT = 256 * 1024
 """Bytes of one answer kept for those who come later; once it is longer, nobody may join any more."""

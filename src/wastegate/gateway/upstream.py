@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import httptools
 from msgspec import Struct
 
-Headers = list[tuple[bytes, bytes]]
-"""Names are in lower case."""
+from wastegate.gateway.heads import Headers
 
 MAX_HEAD_BYTES = 64 * 1024
 _FRESH_SECONDS = 4.0

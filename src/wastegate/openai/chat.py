@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
-from wastegate.openai.sse import Usage, read_usage
+from wastegate.openai.sse import MOST_TOKENS, Usage, read_usage
 
 _WANT_USAGE = b'"stream_options":{"include_usage":true},'
 _ABSENT = msgspec.Raw()
+_Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 
 
 class RequestError(ValueError):
@@ -180,23 +181,51 @@ def _members(body: bytes) -> dict[str, msgspec.Raw] | None:
 
 
 class _Choice(Struct, gc=False):
-    finish_reason: Any = None
+    finish_reason: str | None = None
+
+
+class _Counts(Struct, gc=False):
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    prompt_tokens_details: _Details | None = None
+
+
+class _Details(Struct, gc=False):
+    cached_tokens: _Count | None = None
 
 
 class _Answer(Struct, gc=False):
+    """An answer as engines write it, read in one pass."""
+
+    usage: _Counts
     choices: list[_Choice] = []
-    usage: dict[str, Any] | None = None
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def read_answer(body: bytes) -> tuple[Usage | None, str]:
     """(usage, finish reason) of a whole JSON answer; (None, "") where it has none or is not one."""
     try:
         answer = _decode_answer(body)
+    except msgspec.DecodeError:
+        return _read_loosely(body)
+    except RecursionError:
+        return None, ""
+    counts, details = answer.usage, answer.usage.prompt_tokens_details
+    cached = details.cached_tokens if details is not None else None
+    reason = answer.choices[0].finish_reason if answer.choices else None
+    return Usage(counts.prompt_tokens, counts.completion_tokens, cached), reason or ""
+
+
+def _read_loosely(body: bytes) -> tuple[Usage | None, str]:
+    """The same for an answer with other members, or with some that make no sense."""
+    try:
+        answer = _decode_any(body)
     except (msgspec.DecodeError, RecursionError):
         return None, ""
-    reason = answer.choices[0].finish_reason if answer.choices else ""
-    usage = read_usage(answer.usage) if answer.usage is not None else None
-    return usage, reason if isinstance(reason, str) else ""
+    usage, choices = answer.get("usage"), answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    reason = first.get("finish_reason") if isinstance(first, dict) else ""
+    return read_usage(usage) if isinstance(usage, dict) else None, reason if isinstance(reason, str) else ""

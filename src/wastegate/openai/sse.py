@@ -14,7 +14,7 @@ _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
 _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
-_MOST_TOKENS = 1 << 40
+MOST_TOKENS = 1 << 40
 """More than any answer can have: a count beyond it is a fault, and might not fit where it is stored."""
 
 MAX_EVENT_BYTES = 4 << 20
@@ -304,4 +304,4 @@ def read_usage(usage: dict[str, Any]) -> Usage:
 def _count(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if 0 <= value <= _MOST_TOKENS and value == int(value) else None
+    return int(value) if 0 <= value <= MOST_TOKENS and value == int(value) else None
