@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from wastegate.core.ledger import Entry
+from wastegate.load import documents
 from wastegate.load.documents import Unread
 from wastegate.load.imports import Note, Options
 from wastegate.load.imports_litellm import MOST_TAGS, read
@@ -177,3 +178,11 @@ def test_a_csv_that_makes_no_sense_is_told(tmp_path: Path) -> None:
     (found,) = read(path, Options())
     assert isinstance(found, Unread)
     assert found.reason == "not CSV"
+
+
+def test_a_line_too_long_is_told_in_a_csv_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MOST", 60)
+    path = tmp_path / "spend.csv"
+    path.write_text("call_type,user\naembedding,a\n" + "x" * 90 + ",b\naembedding,c\n", encoding="utf-8")
+    found = [row for row in read(path, Options()) if isinstance(row, Unread)]
+    assert [row.reason for row in found] == ["not a completion", "too long", "not a completion"]

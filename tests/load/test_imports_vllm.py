@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from wastegate.core.ledger import Entry
+from wastegate.load import documents
 from wastegate.load.documents import Unread
 from wastegate.load.imports import Note, Options
 from wastegate.load.imports_vllm import read
@@ -186,3 +187,11 @@ def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "empty.log"
     path.write_text("\n\n", encoding="utf-8")
     assert list(read(path, Options())) == []
+
+
+@pytest.mark.parametrize("first", ['data: {"id": "a"}', "Starting vLLM"])
+def test_lines_too_long_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    monkeypatch.setattr(documents, "MOST", 60)
+    path = tmp_path / "x.txt"
+    path.write_text(f"{first}\n{'x' * 100}\n", encoding="utf-8")
+    assert [fault.where[-6:] for fault in taken(path)[1] if fault.reason == "too long"] == ["line 2"]

@@ -75,6 +75,7 @@ def test_the_clients_own_limit_is_found(tmp_path: Path) -> None:
     report = audited(tmp_path, [lifecycle(), lifecycle(300, 4.5, 4.5)])
     assert found(report) == {"client bound": (1,)}
     assert "9 to 9 requests were in flight, of 10" in report.findings[0].text
+    assert found(audited(tmp_path, [lifecycle(), lifecycle()])) == {}
 
 
 def test_failures_and_unread_files_hold_the_verdict(tmp_path: Path) -> None:

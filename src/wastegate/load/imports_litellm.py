@@ -62,6 +62,7 @@ def read(path: Path, options: Options) -> Read:
 def _csv(path: Path) -> Iterator[tuple[str, Mapping[str, Any]] | Unread]:
     """Rows by their header. A cell may hold line breaks; the place is the line on which the row ends."""
     place = ""
+    faults: list[Unread] = []
 
     def texts() -> Iterator[str]:
         nonlocal place
@@ -69,6 +70,8 @@ def _csv(path: Path) -> Iterator[tuple[str, Mapping[str, Any]] | Unread]:
             place = line.where
             if isinstance(line, Line):
                 yield line.text + "\n"
+            else:
+                faults.append(line)
 
     reader = csv.DictReader(texts())
     while True:
@@ -77,6 +80,8 @@ def _csv(path: Path) -> Iterator[tuple[str, Mapping[str, Any]] | Unread]:
         except csv.Error as error:
             yield Unread(place, "not CSV", str(error))
             return
+        yield from faults
+        faults.clear()
         if row is None:
             return
         if None in row or None in row.values():

@@ -131,9 +131,7 @@ def signed(amount: float) -> str:
 
 
 def replicas(report: Report) -> Iterator[str]:
-    """Why the bill changed: hours and prices of replicas."""
-    if report.before is None:
-        return
+    """Why the bill changed against the week before: hours and prices of replicas."""
     if not report.replicas:
         yield "No replica was up for longer or shorter, and no price changed."
         return
