@@ -67,9 +67,3 @@ def test_how_sure_one_can_be_of_its_cache() -> None:
     assert pace.missed == 2
     pace.told(expected=True, cached=True)
     assert pace.missed == 0
-
-
-def test_whose_engine_tells_everything_is_exact() -> None:
-    pace = Pace(0)
-    pace.exact = True
-    assert pace.confidence == "EXACT"

@@ -245,3 +245,16 @@ def test_a_replica_that_has_left_the_group_is_not_counted_among_the_holders() ->
     serve(known, prompt(2, 1), "b")
     outlook = known.look(prompt(3, 1, 2, model="of b and c"), FLEET[1:], 0.0)
     assert outlook.cached == (100.0, 0.0)
+
+
+def test_calls_that_begin_alike_are_counted_while_they_are_in_flight() -> None:
+    known = reuse()
+    for number in range(3):
+        known.look(prompt(number, 1, 2, 10 + number), FLEET, 0.0)
+        known.sent(prompt(number, 1, 2, 10 + number), "a", 0.0)
+    assert known.look(prompt(9, 1, 2, 99), FLEET, 0.0).alike == 3
+    assert known.look(prompt(9, 5), FLEET, 0.0).alike == 0
+    for number in range(3):
+        known.ended(f"c-{number}", answer(), 1.0)
+    assert known.look(prompt(9, 1, 2, 99), FLEET, 0.0).alike == 0
+    assert known._alike == {}

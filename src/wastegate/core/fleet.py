@@ -48,9 +48,9 @@ class ReplicaState(Struct, frozen=True, gc=False):
         return cap is None or self.in_flight < cap
 
 
-Confidence = Literal["EXACT", "DEGRADED", "GUESS"]
-"""How sure it is what a replica's prefix cache holds: its engine tells each block that it keeps and drops; it says with
-each answer how much of the prompt it had; or it never says, and all that is known is what was sent there."""
+Confidence = Literal["DEGRADED", "GUESS"]
+"""How sure it is what a replica's prefix cache holds: its engine says with each answer how much of the prompt it had,
+or it never says, and all that is known is what was sent there."""
 
 
 class Outlook(Struct, frozen=True, gc=False):
@@ -64,6 +64,8 @@ class Outlook(Struct, frozen=True, gc=False):
     """Seconds until the replica would have done the prefill that is before this call's."""
     paces: tuple[float, ...]
     """Seconds of prefill a token."""
+    holdups: tuple[float, ...]
+    """Seconds that a token of prefill costs the calls in flight on the replica, all together."""
     confidence: tuple[Confidence, ...]
     shared: float = 0.0
     """Tokens at the front that most replicas hold: having them distinguishes nobody."""
@@ -72,6 +74,8 @@ class Outlook(Struct, frozen=True, gc=False):
     home: int = -1
     """The place of the replica to which the first block behind ``shared`` belongs, so that prompts that begin alike
     come to lie together without anybody's knowing; -1 where somebody holds more, or there is no whole block."""
+    alike: int = 0
+    """Calls in flight that begin like this one, as far as its first block behind ``shared``."""
     sequence: int = 0
     """How many calls were looked at before this one."""
     stuck: str = ""

@@ -24,7 +24,7 @@ class Pace:
     """
 
     __slots__ = (
-        "_moments", "_seen", "_targets", "exact", "missed", "pending", "rate", "reports", "running", "slot",
+        "_moments", "_seen", "_targets", "missed", "pending", "rate", "reports", "running", "slot",
         "slowdown", "wait", "waiting",
     )  # fmt: skip
 
@@ -45,8 +45,6 @@ class Pace:
         """Answers in a row that had none of what was expected."""
         self.reports = False
         """It says how much of each prompt it had."""
-        self.exact = False
-        """It tells what it keeps and drops, and nothing of that was missed."""
         # Normal equations of (base, rate, slowdown), in thousands of tokens; the first line weighs as one answer.
         self._moments = np.diag([1e-6, 1.0, 1.0])
         self._targets = np.array([0.0, _FIRST_RATE * _THOUSAND, _FIRST_SLOWDOWN])
@@ -54,7 +52,12 @@ class Pace:
 
     @property
     def confidence(self) -> Confidence:
-        return "EXACT" if self.exact else "DEGRADED" if self.reports else "GUESS"
+        return "DEGRADED" if self.reports else "GUESS"
+
+    @property
+    def holdup(self) -> float:
+        """Seconds that a token of prefill costs the calls that it has, all together."""
+        return self.rate * (self.waiting + self.running)
 
     def sent(self, tokens: float) -> None:
         self.waiting += 1

@@ -25,7 +25,7 @@ class _Group:
     """The replicas that serve one model, in the view's order. Their figures are kept as lists, so that an outlook is a
     few copies whatever their number."""
 
-    __slots__ = ("confidence", "mask", "names", "paces", "places", "rates", "waits")
+    __slots__ = ("confidence", "holdups", "mask", "names", "paces", "places", "rates", "waits")
 
     def __init__(self, names: list[str], paces: list[Pace]) -> None:
         self.names = [name.encode() for name in names]
@@ -34,6 +34,7 @@ class _Group:
         self.mask = sum(self.places)
         self.waits = [pace.wait for pace in paces]
         self.rates = [pace.rate for pace in paces]
+        self.holdups = [pace.holdup for pace in paces]
         self.confidence = [pace.confidence for pace in paces]
 
     def note(self, pace: Pace) -> None:
@@ -43,6 +44,7 @@ class _Group:
         place = self.paces.index(pace)
         self.waits[place] = pace.wait
         self.rates[place] = pace.rate
+        self.holdups[place] = pace.holdup
         self.confidence[place] = pace.confidence
 
 
@@ -61,6 +63,8 @@ class _Sent(Struct, frozen=True, gc=False):
     """Blocks that the replica was thought to hold."""
     cold: bool
     """Nobody was thought to hold more than most do."""
+    key: int
+    """Of the block that sets it apart."""
 
 
 class Reuse:
@@ -82,6 +86,8 @@ class Reuse:
         """Share of cold prompts that was found in a cache after all."""
         self._seen: tuple[str, list[Step]] = "", []
         """The call that was looked at last, and who holds its prompt."""
+        self._alike: dict[int, int] = {}
+        """Calls in flight by the first block that sets them apart."""
 
     # ---- the fleet
 
@@ -138,7 +144,7 @@ class Reuse:
         tokens = float(call.prompt_tokens)
         cached: Sequence[float] = [0.0] * len(replicas)
         shared = chance = 0.0
-        key, cold_home = 0, -1
+        alike, cold_home = 0, -1
         if call.blocks:
             chain = memoryview(call.blocks).cast("Q")
             steps = self.prefixes.holders(chain, call.scope, now)
@@ -147,7 +153,8 @@ class Reuse:
             a_block = tokens / len(chain)
             cached = _cached(steps, group, a_block) if steps else cached
             shared = blocks * a_block
-            key = chain[min(blocks, len(chain) - 1)] ^ call.scope
+            key = _key(chain, call.scope, blocks)
+            alike = self._alike.get(key, 0)
             if cold:
                 chance, cold_home = self._luck, home(key, group.names)
         return Outlook(
@@ -155,10 +162,12 @@ class Reuse:
             tuple(cached),
             tuple(self._waits(group, replicas) if self._others else group.waits),
             tuple(group.rates),
+            tuple(group.holdups),
             tuple(group.confidence),
             shared,
             chance,
             cold_home,
+            alike,
             self._sequence,
             self.sticky.find(call.likeness, now) if call.likeness else "",
         )
@@ -187,10 +196,12 @@ class Reuse:
         bit = 1 << pace.slot if pace.slot is not None else 0
         held = max((blocks for blocks, mask in steps if mask & bit), default=0)
         group = self._groups.get(call.model)
-        _, cold = _shared(steps, group.mask if group is not None else 0)
+        shared, cold = _shared(steps, group.mask if group is not None else 0)
+        key = _key(chain, call.scope, shared) if chain else 0
         share = held / len(chain) if chain else 0.0
         tokens = call.prompt_tokens * (1.0 - share)
-        self._flying[call.id] = _Sent(call, replica, pace, now, tokens, pace.pending, pace.running, held, cold)
+        self._flying[call.id] = _Sent(call, replica, pace, now, tokens, pace.pending, pace.running, held, cold, key)
+        self._alike[key] = self._alike.get(key, 0) + 1
         pace.sent(tokens)
         self._changed(pace)
         if chain:
@@ -211,6 +222,9 @@ class Reuse:
         sent = self._flying.pop(call, None)
         if sent is None:
             return
+        self._alike[sent.key] -= 1
+        if not self._alike[sent.key]:
+            del self._alike[sent.key]
         began = call in self._began
         self._began.discard(call)
         sent.pace.ended(sent.tokens, began)
@@ -235,6 +249,11 @@ class Reuse:
                 self._emptied(sent.replica, pace)
         if attempt.first_token is not None and attempt.sent is not None:
             pace.measured(tokens + sent.before, sent.running, attempt.first_token - attempt.sent)
+
+
+def _key(chain: Sequence[int], scope: int, shared: int) -> int:
+    """The first block that most do not hold: what is placed by it comes to lie together."""
+    return chain[min(shared, len(chain) - 1)] ^ scope
 
 
 def _shared(steps: Sequence[Step], everyone: int) -> tuple[int, bool]:

@@ -36,7 +36,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     max_load: float = 1.4
     """No call goes to a replica that would then have more than this many times its share of the calls in flight …"""
     free_load: int = 11
-    """… and more than so many."""
+    """… and more than so many. Twice both for a call whose beginning is rare among those in flight, and cached: such
+    calls do not pile up, and a copy of their prefix would serve nobody else."""
     fallback: Literal["random", "least_inflight"] = "random"
     """Where "simhash" sends a prompt that is like no other, or whose replica cannot take it."""
     sticky_seconds: float = 300.0
@@ -68,37 +69,55 @@ Choice = tuple[int, str]
 
 
 def _prefix_aware(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
-    """The replica where the call costs everybody the fewest seconds: it waits, it computes what is not cached; and what
-    it computes although another replica has it takes the place of something else, and holds up each call there.
-    """
-    states, cached, tokens, cold = view.replicas, outlook.cached, outlook.tokens, outlook.home
-    loads, bound = _bounded(plan, states, config)
-    most, limit = max(cached), bound - 1
-    new = tokens - most  # nobody has it; what another has is computed, displaces as much, and holds up each call
-    costs = [
-        wait + pace * (new + (most - held) * (2 + load)) if load <= limit else inf
-        for wait, pace, held, load in zip(outlook.waits, outlook.paces, cached, loads)  # noqa: B905  # of one length
-    ]
-    if cold >= 0:
-        costs[cold] -= outlook.paces[cold] * outlook.chance * (tokens - outlook.shared)
+    """The replica where the call costs everybody the fewest seconds, among those whose load stays within the bound."""
+    states, cached = view.replicas, outlook.cached
+    loads, total = _loads(plan, states)
+    rare = max(cached) > outlook.shared and outlook.alike * len(plan.open) < total
+    bound = _bound(plan, config, loads, total, 2.0 if rare else 1.0)
+    costs = _costs(outlook)
+    if max(loads) > bound - 1:
+        costs = [cost if load <= bound - 1 else inf for cost, load in zip(costs, loads, strict=True)]
     least = min(costs)
     best = costs.index(least)
     if (equals := costs.count(least)) > 1:
         best = [at for at, cost in enumerate(costs) if cost == least][int(view.draw * equals)]
-    if best == cold:
+    if best == outlook.home:
         why = "is home to its beginning"
     elif cached[best] > outlook.shared:
         why = "is the best of its cache and its wait"
     else:
         why = "waits least"
-    others = [outlook.waits.index(min(outlook.waits)), cached.index(most)]
-    if len(costs) <= _FEW:
-        others = sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]
-    shown = [_candidate(states[at], outlook, at, costs[at]) for at in dict.fromkeys([best, *others])]
+    shown = [_candidate(states[at], outlook, at, costs[at]) for at in dict.fromkeys([best, *_beside(outlook, costs)])]
     return best, (
         f"routing: {states[best].replica.name} {why}: {'; '.join(shown)}; {len(plan.open)} open, at most {bound:.3g} "
         "in flight each"
     )
+
+
+def _costs(outlook: Outlook) -> list[float]:
+    """Seconds that the call costs on each replica: it waits, it computes what is not cached; and what it computes
+    although another has it takes the place of something else in the cache, and holds up each call there. That cost of a
+    copy is shared by all who begin alike now: they can use it as well.
+    """
+    cached, waits, paces, holdups = outlook.cached, outlook.waits, outlook.paces, outlook.holdups
+    most, part = max(cached), 1 / (1 + outlook.alike)
+    new, once, copied = outlook.tokens - most, 1 + part, most - outlook.shared  # ``new``: what nobody has
+    alone, others = new + copied * once, copied * part
+    costs = [wait + pace * alone + holdup * others for wait, pace, holdup in zip(waits, paces, holdups)]  # noqa: B905
+    for at, held in enumerate(cached):
+        if held != outlook.shared:  # few do
+            copied = most - held
+            costs[at] = waits[at] + paces[at] * (new + copied * once) + holdups[at] * copied * part
+    if outlook.home >= 0:
+        costs[outlook.home] -= paces[outlook.home] * outlook.chance * (outlook.tokens - outlook.shared)
+    return costs
+
+
+def _beside(outlook: Outlook, costs: Sequence[float]) -> list[int]:
+    """Whom the trail names beside the one that is chosen."""
+    if len(costs) <= _FEW:
+        return sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]
+    return [outlook.waits.index(min(outlook.waits)), outlook.cached.index(max(outlook.cached))]
 
 
 def _candidate(state: ReplicaState, outlook: Outlook, at: int, cost: float) -> str:
@@ -109,19 +128,19 @@ def _candidate(state: ReplicaState, outlook: Outlook, at: int, cost: float) -> s
     )  # fmt: skip
 
 
-def _bounded(plan: Plan, states: Sequence[ReplicaState], config: Config) -> tuple[list[float], float]:
-    """The load of each replica, infinite where it cannot take the call; and the most that one should have. Where none
-    would stay within that, any may have more."""
+def _loads(plan: Plan, states: Sequence[ReplicaState]) -> tuple[list[float], int]:
+    """The load of each replica, infinite where it cannot take the call; and all of it together."""
     loads: list[float] = [state.in_flight for state in states]
-    if len(plan.open) < len(states):
-        able = frozenset(plan.open)
-        loads = [load if at in able else inf for at, load in enumerate(loads)]
-        total = sum(loads[at] for at in plan.open)
-    else:
-        total = sum(loads)
-    bound = max(float(config.free_load), config.max_load * (1 + total) / len(plan.open))
-    lightest = min(loads)
-    return loads, bound if lightest + 1 <= bound else lightest + 1
+    if len(plan.open) == len(states):
+        return loads, int(sum(loads))
+    able = frozenset(plan.open)
+    return [load if at in able else inf for at, load in enumerate(loads)], int(sum(loads[at] for at in plan.open))
+
+
+def _bound(plan: Plan, config: Config, loads: Sequence[float], total: int, times: float = 1.0) -> float:
+    """The most that a replica should have. Where none would stay within that, the lightest may go beyond it."""
+    bound = times * max(float(config.free_load), config.max_load * (1 + total) / len(plan.open))
+    return max(bound, min(loads) + 1)
 
 
 def _simhash(plan: Plan, view: View, outlook: Outlook, config: Config) -> Choice:
@@ -163,7 +182,8 @@ def _prefix_hash(plan: Plan, view: View, outlook: Outlook, config: Config) -> Ch
 
 
 def _hashed(plan: Plan, view: View, config: Config, key: int, what: str) -> Choice:
-    loads, bound = _bounded(plan, view.replicas, config)
+    loads, total = _loads(plan, view.replicas)
+    bound = _bound(plan, config, loads, total)
     places = [at for at, load in enumerate(loads) if load + 1 <= bound]
     at = places[home(key, [view.replicas[place].replica.name.encode() for place in places])]
     return at, f"routing: {view.replicas[at].replica.name} is home to its {what}; at most {bound:.3g} in flight each"
