@@ -258,3 +258,14 @@ def test_calls_that_begin_alike_are_counted_while_they_are_in_flight() -> None:
         known.ended(f"c-{number}", answer(), 1.0)
     assert known.look(prompt(9, 1, 2, 99), FLEET, 0.0).alike == 0
     assert known._alike == {}
+
+
+def test_a_call_that_does_not_stream_is_thought_to_begin_when_its_prefill_should_be_done() -> None:
+    known = reuse()
+    call = prompt(1, 1, 2, 3, 4, stream=False)
+    known.look(call, FLEET, 0.0)
+    known.sent(call, "a", 0.0)
+    assert known.look(prompt(2, 7), FLEET, 0.039).waits[0] == 400 * 1e-4
+    assert known.look(prompt(3, 7), FLEET, 0.041).waits[0] == 1e-2
+    known.ended("c-1", answer(first_token=None), 1.0)
+    assert known.look(prompt(4, 7), FLEET, 1.0).waits[0] == 0.0

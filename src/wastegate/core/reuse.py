@@ -4,6 +4,7 @@ before it. Mutable, but no clock and no I/O: told what was sent, begun and ended
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 from msgspec import Struct
 
@@ -79,6 +80,8 @@ class Reuse:
         self._groups: dict[str, _Group] = {}
         self._flying: dict[str, _Sent] = {}
         self._began: set[str] = set()
+        self._due: list[tuple[float, str]] = []
+        """When calls that do not stream will have had their first token, which nobody sees: soonest first."""
         self._urls: dict[str, str] = {}
         """Of the replicas whose caches are alive."""
         self._sequence = 0
@@ -140,6 +143,8 @@ class Reuse:
     def look(self, call: Call, replicas: Sequence[ReplicaState], now: float) -> Outlook:
         """What each of the replicas would make of the call."""
         self._sequence += 1
+        while self._due and self._due[0][0] <= now:
+            self.began(heappop(self._due)[1])
         group = self._group(call.model, replicas)
         tokens = float(call.prompt_tokens)
         cached: Sequence[float] = [0.0] * len(replicas)
@@ -202,6 +207,8 @@ class Reuse:
         tokens = call.prompt_tokens * (1.0 - share)
         self._flying[call.id] = _Sent(call, replica, pace, now, tokens, pace.pending, pace.running, held, cold, key)
         self._alike[key] = self._alike.get(key, 0) + 1
+        if not call.stream:
+            heappush(self._due, (now + pace.wait + pace.rate * tokens, call.id))
         pace.sent(tokens)
         self._changed(pace)
         if chain:
