@@ -191,8 +191,9 @@ class Reuse:
 
     # ---- told
 
-    def sent(self, call: Call, replica: str, now: float) -> None:
-        """The call has its slot on the replica."""
+    def sent(self, call: Call, replica: str, now: float) -> bool:
+        """The call has its slot on the replica. True: its SimHash is that of another prompt (which costs no more than a
+        miss)."""
         pace = self._pace(replica)
         chain = memoryview(call.blocks).cast("Q")
         looked, steps = self._seen
@@ -213,8 +214,9 @@ class Reuse:
         self._changed(pace)
         if chain:
             self.prefixes.add(replica, chain, call.scope, now)
-        if call.likeness:
-            self.sticky.put(call.likeness, replica, chain[-1] if chain else 0, now)
+        if not call.likeness:
+            return False
+        return self.sticky.put(call.likeness, replica, chain[-1] if chain else 0, now)
 
     def began(self, call: str) -> None:
         """Its first token is here."""

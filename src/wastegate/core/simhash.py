@@ -59,17 +59,18 @@ class Sticky:
                     best, distance = stuck.replica, apart
         return best
 
-    def put(self, likeness: int, replica: str, prompt: int, now: float) -> None:
-        """A prompt of this likeness goes to the replica."""
+    def put(self, likeness: int, replica: str, prompt: int, now: float) -> bool:
+        """A prompt of this likeness goes to the replica. True: it has the hash of an earlier one, and is another."""
         new = _Stuck(likeness, replica, now + self.seconds, prompt)
         old = self._bands.get(_bands(likeness)[0])
-        if old is not None and old.until > now and old.likeness == likeness and old.prompt != prompt:
-            self.collisions += 1
+        collides = old is not None and old.until > now and old.likeness == likeness and old.prompt != prompt
+        self.collisions += collides
         for band in _bands(likeness):
             self._bands[band] = new
             self._bands.move_to_end(band)
         while len(self._bands) > _MOST_STICKY:
             self._bands.popitem(last=False)
+        return collides
 
 
 def _bands(likeness: int) -> list[tuple[int, int]]:
