@@ -100,10 +100,8 @@ class PrefixStability:
         self._grow(int(route.max(initial=-1)) + 1)
         for place, column in enumerate(columns):
             self._sums[:, place] += np.bincount(route, weights=column, minlength=len(self._sums))
-        parted = np.flatnonzero(prompts.at[known] != UNKNOWN)
-        lost = prompts.again[known][parted] / size[parted] * tokens[parted]
-        for row, tokens_lost in zip(known[parted].tolist(), lost.tolist(), strict=True):
-            self._part(int(prompts.route[row]), prompts.by[row], int(prompts.at[row]), tokens_lost)
+        lost = prompts.again[known] / size * tokens
+        self._part(prompts, known[prompts.at[known] != UNKNOWN], lost[prompts.at[known] != UNKNOWN])
 
     def _shared(self, prompts: Prompts) -> Ints:
         """(n,) whole blocks at the start of each prompt that an earlier one began with."""
@@ -129,13 +127,24 @@ class PrefixStability:
         if routes > len(self._sums):
             self._sums = np.vstack((self._sums, np.zeros((routes - len(self._sums), len(_SUMS)))))
 
-    def _part(self, route: int, by: str, at: int, lost: float) -> None:
-        key: tuple[int, str, int | None] = (route, by, at // NEAR)
-        if key not in self._places and len(self._places) >= PLACES:
-            key = (route, by, None)
-        row = self._places.setdefault(key, [float(at), 0.0, 0.0])
-        row[1] += 1
-        row[2] += lost
+    def _part(self, prompts: Prompts, rows: Ints, lost: Floats) -> None:
+        """Sum up by place: a step of Python for each place, not for each call."""
+        kinds = sorted({prompts.by[row] for row in rows.tolist()})
+        code = {kind: place for place, kind in enumerate(kinds)}
+        kind = np.array([code[prompts.by[row]] for row in rows.tolist()], np.int64)
+        near = prompts.at[rows] // NEAR
+        places, first, which = np.unique(
+            np.stack((prompts.route[rows], kind, near), 1), axis=0, return_index=True, return_inverse=True
+        )
+        calls = np.bincount(which.ravel(), minlength=len(places))
+        sums = np.bincount(which.ravel(), weights=lost, minlength=len(places))
+        for at, (route, by, step) in enumerate(places.tolist()):
+            key: tuple[int, str, int | None] = (route, kinds[by], step)
+            if key not in self._places and len(self._places) >= PLACES:
+                key = (route, kinds[by], None)
+            row = self._places.setdefault(key, [float(prompts.at[rows[first[at]]]), 0.0, 0.0])
+            row[1] += int(calls[at])
+            row[2] += float(sums[at])
 
     def rows(self, names: Mapping[int, str]) -> tuple[RoutePrefixes, ...]:
         """One a route with prompts of known length, most tokens first."""
