@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from wastegate.core.call import Call
 from wastegate.core.effects import (
     Claim,
     Claimed,
@@ -23,18 +22,17 @@ from wastegate.core.effects import (
     Send,
     Woken,
 )
-from wastegate.core.fleet import Rations, View
-from wastegate.core.ledger import Attempt, Outcome
+from wastegate.core.ledger import Outcome
 from wastegate.core.lifecycle import Lever, lifecycle
-from wastegate.core.line import QUANTUM
 from wastegate.core.lines import Lines
 from wastegate.core.plan import Plan, Rules, Timers
 from wastegate.core.rationing import Rationing
 from wastegate.core.world import World
 from wastegate.sim.batch import BatchedReplica
-from wastegate.sim.flight import Arrival, Flight, Server, Twins, shared
+from wastegate.sim.flight import Arrival, Flight, Server, Twins, replied, shared
 from wastegate.sim.heap import Heap
 from wastegate.sim.replica import Machine, Spent, Work
+from wastegate.sim.waiting import Waiting
 
 Note = Callable[[str, Event], None]
 """Told each event that a call's lifecycle is sent, with the call's id: the log that parity is checked on."""
@@ -71,7 +69,7 @@ class Simulation:
         short one."""
         self.heap = Heap()
         self.world = world
-        self.lines: Lines[Flight] = Lines(line_bound)
+        self._waiting = Waiting(line_bound, rationing)
         self.closed: list[Closed] = []
         self._close = sink if sink is not None else self.closed.append
         self._timers = timers if timers is not None else Timers()
@@ -84,11 +82,15 @@ class Simulation:
         self._twins = Twins()
         self._coming = False
         """Further calls will come."""
-        self._rationing = rationing
         self._wake_planned = self._sweep_planned = False
         world.set_fleet(server.machine.replica for server in self._servers.values())
         for name in self._servers:
             world.set_state(name, "ready")
+
+    @property
+    def lines(self) -> Lines[Flight]:
+        """Who waits."""
+        return self._waiting.lines
 
     @property
     def busy(self) -> int:
@@ -177,15 +179,15 @@ class Simulation:
             case Prepare(call):
                 return call
             case Look(call):
-                view = self._view(flight, call, now)
+                view = self.world.view(call, now, self._draws.random(), self._waiting.ahead(flight, call))
+                view = self._waiting.rationed(view, flight, call)
                 twin = self._twins.of(call)
                 return replace(view, twin=twin) if twin else view
             case Claim(plan):
                 granted = self.world.claim(plan, now)
                 if granted:
                     self._leave_line(flight, served=True)
-                    if self._rationing is not None:
-                        self._rationing.took(flight.call.route)
+                    self._waiting.took(flight)
                     if self.world.reuse is not None and plan.replica is not None:
                         self.world.reuse.sent(flight.call, plan.replica.name, now)
                 return Claimed(granted, now)
@@ -195,7 +197,10 @@ class Simulation:
                 self._twins.leads(flight)
                 return self._send(flight, plan)
             case Queue(call, wait):
-                if not self._join_line(flight, call, wait.until):
+                joined, frees = self._waiting.join(flight, call, wait.until)
+                if frees:
+                    self.changed()
+                if not joined:
                     return Woken("full", now)
                 flight.waiting = True
                 self._later(wait.until, flight, lambda: self._advance(flight, Woken("deadline", self.heap.now)))
@@ -209,33 +214,9 @@ class Simulation:
         serial = flight.serial
         self.heap.at(time, lambda: action() if flight.serial == serial else None)
 
-    def _view(self, flight: Flight, call: Call, now: float) -> View:
-        rationing = self._rationing
-        ahead = self.lines.ahead(call.model, flight, rationing.closed if rationing is not None else ())
-        view = self.world.view(call, now, self._draws.random(), ahead)
-        if rationing is None:
-            return view
-        waiting, turn = self.lines.waiting(call.model)
-        turn = None if self.lines.has(call.model, flight) else turn
-        return replace(view, rations=Rations(waiting, turn, rationing.running(call.route)))
-
-    def _join_line(self, flight: Flight, call: Call, until: float) -> bool:
-        rationing = self._rationing
-        if rationing is None:
-            return self.lines.join(call.model, flight, call.priority)
-        before = len(self.lines)
-        cost = call.prompt_tokens + (call.max_tokens or QUANTUM) * call.n
-        joined = self.lines.join(
-            call.model, flight, call.priority, tenant=call.tenant, group=rationing.group(call.route), deadline=until,
-            cost=cost,
-        )  # fmt: skip
-        if rationing.closed and len(self.lines) > before:
-            self.changed()  # whoever is before it may only be waiting for its route
-        return joined
-
     def _leave_line(self, flight: Flight, served: bool = False) -> None:
         flight.waiting = False
-        if self.lines and self.lines.leave(flight.call.model, flight, served, self.heap.now):
+        if self._waiting.leave(flight, served, self.heap.now):
             self.changed()
 
     def changed(self) -> None:
@@ -246,7 +227,7 @@ class Simulation:
 
     def _wake(self) -> None:
         self._wake_planned = False
-        for flight in self.lines.heads(self._rationing.closed if self._rationing is not None else ()):
+        for flight in self._waiting.heads():
             self._advance(flight, Woken("turn", self.heap.now))
 
     def _plan_sweep(self) -> None:
@@ -351,33 +332,12 @@ class Simulation:
         self, flight: Flight, outcome: Outcome, reason: str = "", *, status: int | None = None, output: int = 0
     ) -> Reply:
         """The attempt has ended: give its slot back."""
-        plan, now = flight.plan, self.heap.now
-        assert plan is not None
-        assert plan.replica is not None
+        now = self.heap.now
+        reply = replied(flight, now, outcome, reason, status, output)
         flight.plan = None
-        started = flight.call.stream and flight.first_token is not None
-        whole = outcome == "finished"
-        attempt = Attempt(
-            number=plan.number,
-            replica=plan.replica.name,
-            claimed=flight.sent,
-            ended=now,
-            outcome=outcome,
-            sent=flight.sent,
-            first_byte=flight.first_token if started else (now if whole else None),
-            first_token=flight.first_token if started else None,
-            status=200 if started else status,
-            reason=reason,
-            prompt_tokens=plan.call.prompt_tokens if whole or started else None,
-            cached_tokens=flight.cached if whole or started else None,
-            output_tokens=output if whole or started else None,
-            usage="engine" if whole else "counted" if started else "none",
-        )
-        reply = Reply(attempt, started, finish_reason="stop" if whole else "")
         if self.world.reuse is not None:
-            self.world.reuse.ended(flight.call.id, attempt, now)
-        if self._rationing is not None:
-            self._rationing.gave(flight.call.route)
+            self.world.reuse.ended(flight.call.id, reply.attempt, now)
+        self._waiting.gave(flight)
         self.world.released(reply, now)
         self.changed()
         return reply

@@ -6,7 +6,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from wastegate.core.call import Call
-from wastegate.core.effects import Closed, Joined
+from wastegate.core.effects import Closed, Joined, Reply
+from wastegate.core.ledger import Attempt, Outcome
 from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Plan
 from wastegate.sim.batch import BatchedReplica
@@ -114,3 +115,29 @@ def shared(closed: Closed, at: float) -> Joined:
         return Joined(at, None)
     last = entry.attempts[-1]
     return Joined(at, "finished", entry.status, "", entry.finish_reason, last.prompt_tokens, last.output_tokens)
+
+
+def replied(flight: Flight, now: float, outcome: Outcome, reason: str, status: int | None, output: int) -> Reply:
+    """How the flight's attempt ends now, as the gateway would tell it. ``output``: tokens that it got."""
+    plan = flight.plan
+    assert plan is not None
+    assert plan.replica is not None
+    started = flight.call.stream and flight.first_token is not None
+    whole = outcome == "finished"
+    attempt = Attempt(
+        number=plan.number,
+        replica=plan.replica.name,
+        claimed=flight.sent,
+        ended=now,
+        outcome=outcome,
+        sent=flight.sent,
+        first_byte=flight.first_token if started else (now if whole else None),
+        first_token=flight.first_token if started else None,
+        status=200 if started else status,
+        reason=reason,
+        prompt_tokens=plan.call.prompt_tokens if whole or started else None,
+        cached_tokens=flight.cached if whole or started else None,
+        output_tokens=output if whole or started else None,
+        usage="engine" if whole else "counted" if started else "none",
+    )
+    return Reply(attempt, started, finish_reason="stop" if whole else "")
