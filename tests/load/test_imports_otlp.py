@@ -123,6 +123,28 @@ def test_a_call_that_two_spans_saw_counts_once(tmp_path: Path) -> None:
     ]
 
 
+def test_what_only_the_engine_knows_is_taken_over(tmp_path: Path) -> None:
+    def engine(id: str, **more: Any) -> dict[str, Any]:
+        first: dict[str, Any] = {"gen_ai__latency__time_to_first_token": 0.5, "gen_ai__usage__prompt_tokens": 121}
+        begin: dict[str, Any] = {"_startTimeUnixNano": str(START + 250_000_000)}
+        return span(id, parent="b" * 16, _name="llm_request", **begin, **first, **more)
+
+    http = span("b" * 16, parent="a" * 16, _name="POST")
+    client = span("a" * 16, **CHAT)
+    *_, call = rows(tmp_path, request(engine("c" * 16, gen_ai__usage__cached_tokens=64), http, client))
+    (attempt,) = call.attempts
+    assert attempt.first_token == pytest.approx(1_790_000_000.75, abs=1e-5)
+    assert call.stream
+    assert (attempt.prompt_tokens, attempt.cached_tokens) == (120, 64)
+    # Two within one: a client that tried again. Nobody knows which was the answer.
+    *_, call = rows(tmp_path, request(engine("c" * 16), engine("d" * 16), http, client))
+    assert call.attempts[0].first_token is None
+    broken = engine("c" * 16, gen_ai__usage__cached_tokens="many")
+    inner, _, call = rows(tmp_path, request(broken, http, client))
+    assert inner.reason == "part of another call"
+    assert call.attempts[0].first_token is None
+
+
 def test_the_same_span_id_in_another_trace_is_another_span(tmp_path: Path) -> None:
     other = {**span("c" * 16, parent="a" * 16, **CHAT), "traceId": "f" * 32}
     found = rows(tmp_path, request(span("a" * 16, **CHAT), other))

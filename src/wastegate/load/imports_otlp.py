@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -39,14 +39,14 @@ class _Span(Struct, frozen=True):
 
 
 def read(path: Path, options: Options) -> Read:
-    """Export requests as JSON, one a line or one a file; a span is a row. Spans within another model call's span (the
-    engine's within its client's) are that call seen twice, and are left out."""
-    parents, calls = _family(path)
+    """Export requests as JSON, one a line or one a file; a span is a row. A span within another model call's span (the
+    engine's within its client's) is that call seen twice: it is left out, and what only it knows is taken over."""
+    family = _Family(path)
     for span in _spans(path):
         if isinstance(span, Unread):
             yield span
             continue
-        yield checked(span.where, lambda span=span: _call(span, parents, calls, options))  # type: ignore[misc]
+        yield checked(span.where, lambda span=span: _call(span, family, options))  # type: ignore[misc]
 
 
 def _spans(path: Path) -> Iterator[_Span | Unread]:
@@ -88,17 +88,70 @@ def _attributes(value: object) -> dict[str, Any]:
     return found
 
 
-def _family(path: Path) -> tuple[dict[str, str], set[str]]:
-    """Each span's parent, and which spans are model calls: a parent may come after its children."""
-    parents: dict[str, str] = {}
-    calls: set[str] = set()
-    for span in _spans(path):
-        if isinstance(span, _Span):
-            name = _id(span.body, "spanId")
-            parents[name] = _id(span.body, "parentSpanId")
-            if _is_call(span.body, _attributes(span.body)):
-                calls.add(name)
-    return parents, calls
+class _Known(NamedTuple):
+    """What one span says of its call."""
+
+    first: float | None
+    """When the first token came, seconds since the epoch."""
+    prompt: int | None
+    cached: int | None
+    output: int | None
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Known:
+        wait = next((wait for name in _FIRST if (wait := number_of(attributes, name)) is not None), None)
+        return cls(
+            first=_time(body, "startTimeUnixNano") + max(wait, 0.0) if wait is not None else None,
+            prompt=tokens_of(attributes, *_PROMPT),
+            cached=tokens_of(attributes, *_CACHED),
+            output=tokens_of(attributes, *_OUTPUT),
+        )
+
+    def filled(self, other: _Known) -> _Known:
+        """Where this one says nothing, the other."""
+        return _Known(
+            self.first if self.first is not None else other.first,
+            self.prompt if self.prompt is not None else other.prompt,
+            self.cached if self.cached is not None else other.cached,
+            self.output if self.output is not None else other.output,
+        )
+
+
+class _Family:
+    """Which spans of a file are model calls, and which stand within which: a parent may come after its children."""
+
+    def __init__(self, path: Path) -> None:
+        self._parents: dict[str, str] = {}
+        self._calls: dict[str, _Known | None] = {}
+        for span in _spans(path):
+            if isinstance(span, _Span):
+                name, attributes = _id(span.body, "spanId"), _attributes(span.body)
+                self._parents[name] = _id(span.body, "parentSpanId")
+                if _is_call(span.body, attributes):
+                    self._calls[name] = _known(span.body, attributes)
+        self._within: dict[str, list[str]] = {}
+        for name in self._calls:
+            if outer := self.around(name):
+                self._within.setdefault(outer, []).append(name)
+
+    def around(self, name: str) -> str:
+        """The nearest model call that the span stands within; empty where there is none."""
+        above, steps = self._parents.get(name, ""), 0
+        while above and above not in self._calls and steps < len(self._parents):
+            above, steps = self._parents.get(above, ""), steps + 1
+        return above if above in self._calls and above != name else ""
+
+    def within(self, name: str) -> _Known | None:
+        """What the only model call within this one says; of several nobody knows which answered."""
+        inner = self._within.get(name, [])
+        return self._calls[inner[0]] if len(inner) == 1 else None
+
+
+def _known(body: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Known | None:
+    try:
+        return _Known.of(body, attributes)
+    except RowError:
+        return None  # told when it is read as a row
 
 
 def _id(body: Mapping[str, Any], name: str) -> str:
@@ -114,36 +167,36 @@ def _is_call(body: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
     return body.get("name") == _VLLM or any(name in attributes for name in (*_PROMPT, *_OUTPUT))
 
 
-def _call(span: _Span, parents: Mapping[str, str], calls: set[str], options: Options) -> Entry:
+def _call(span: _Span, family: _Family, options: Options) -> Entry:
     body, attributes = span.body, _attributes(span.body)
     if not _is_call(body, attributes):
         raise RowError("not a model call", f"span {body.get('name')!r:.60}")
-    above, steps = parents.get(_id(body, "spanId"), ""), 0
-    while above and steps < len(parents):
-        if above in calls:
-            raise RowError("part of another call", f"span {body.get('name')!r:.60} is within another model call's span")
-        above, steps = parents.get(above, ""), steps + 1
+    name = _id(body, "spanId")
+    if family.around(name):
+        raise RowError("part of another call", f"span {body.get('name')!r:.60} is within another model call's span")
     arrived, ended = _time(body, "startTimeUnixNano"), _time(body, "endTimeUnixNano")
-    first = next((wait for name in _FIRST if (wait := number_of(attributes, name)) is not None), None)
+    known = _Known.of(body, attributes)
+    if inner := family.within(name):
+        known = known.filled(inner)
     failed = bool(attributes.get("error.type")) or _inner(body.get("status"), "code") in (2, "STATUS_CODE_ERROR")
-    trace, name = text_of(body, "traceId"), text_of(body, "spanId")
+    trace, own = text_of(body, "traceId"), text_of(body, "spanId")
     return call(
-        id=f"otlp-{trace}-{name}" if trace and name else identity("otlp", body),
+        id=f"otlp-{trace}-{own}" if trace and own else identity("otlp", body),
         arrived=arrived,
         ended=ended,
         replica=options.replica or _replica(attributes, span.resource),
         model=options.model or text_of(attributes, "gen_ai.request.model", "gen_ai.response.model"),
-        # A wait that ends a little after the span is two clocks that differ, not another call.
-        first_token=None if first is None else min(arrived + max(first, 0.0), ended),
-        stream=first is not None or attributes.get("gen_ai.request.stream") is True,
+        # A first token a little outside of the span is two clocks that differ, not another call.
+        first_token=None if known.first is None else min(max(known.first, arrived), max(ended, arrived)),
+        stream=known.first is not None or attributes.get("gen_ai.request.stream") is True,
         outcome="failed" if failed else "finished",
         reason=str(attributes.get("error.type", "error")) if failed else "",
-        prompt=tokens_of(attributes, *_PROMPT),
-        cached=tokens_of(attributes, *_CACHED),
-        output=tokens_of(attributes, *_OUTPUT),
+        prompt=known.prompt,
+        cached=known.cached,
+        output=known.output,
         path=OPERATIONS.get(str(attributes.get("gen_ai.operation.name")), "/v1/chat/completions"),
         tenant=text_of({**span.resource, **attributes}, *_TENANT),
-        traceparent=f"00-{trace}-{name}-01" if len(trace) == 32 and len(name) == 16 else "",
+        traceparent=f"00-{trace}-{own}-01" if len(trace) == 32 and len(own) == 16 else "",
     )
 
 
