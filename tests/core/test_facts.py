@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.ledgers import attempt, entry, record, run, span
-from wastegate.core.facts import OUTCOMES, UNKNOWN, USAGES, gather
+from wastegate.core.facts import OUTCOMES, UNKNOWN, USAGES, cached_tokens, gather
 
 
 def test_columns_say_what_the_entries_said() -> None:
@@ -54,3 +54,11 @@ def test_records_of_some_attempts_are_counted_anew() -> None:
     assert some.record.tolist() == [0, 0, 1, 1, 1]
     assert some.runs[:, 0].tolist() == [0.0, 1.0, 0.0, 1.0, 2.0]
     assert facts.records.among(np.zeros(3, np.bool_)).attempt.size == 0
+
+
+def test_what_was_cached_is_the_engines_word_where_it_gave_one() -> None:
+    tries = [attempt(cached_tokens=5), attempt(cached_tokens=5), attempt(), attempt()]
+    told = [record("y.1", cached=64), record("y.1", cached=32), record("z.1", cached=0)]
+    facts = gather([entry(name, one) for name, one in zip("xyzu", tries, strict=True)], records=told)
+    by_call = dict(zip("uxyz", cached_tokens(facts).tolist(), strict=True))
+    assert by_call == {"x": 5, "y": 64, "z": 0, "u": UNKNOWN}

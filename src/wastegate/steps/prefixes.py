@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from wastegate.core.attribution import Charges
-from wastegate.core.facts import UNKNOWN, Facts
+from wastegate.core.facts import UNKNOWN, Facts, cached_tokens
 from wastegate.core.prefix_stability import PrefixStability, Prompts, RoutePrefixes
 from wastegate.steps.figures import by_call, ended_inside, last_attempts
 from wastegate.store.entries import Ledger
@@ -22,7 +22,7 @@ def prefixes(ledger: Ledger, facts: Facts, charges: Charges) -> tuple[RoutePrefi
     last = last_attempts(facts)
     sent = last >= 0
     tokens = np.where(sent, facts.attempts.prompt[last], UNKNOWN)
-    cached = np.where(sent, facts.attempts.cached[last], UNKNOWN)
+    cached = np.where(sent, cached_tokens(facts)[last], UNKNOWN)
     prefill = by_call(facts, charges.prefill)
     inside = ended_inside(facts)
     stability = PrefixStability()
