@@ -158,21 +158,18 @@ def _gradient(signals: Signals, state: CapState, config: CapConfig) -> CapState:
     """As long as one more sequence adds less time than a token takes by now, it makes every token cheaper."""
     if pain := _pain(signals, state, config):
         return _shrink(signals, state, config, pain)
-    known = [p for p in state.points if p.seen >= ENOUGH and p.seconds <= config.tpot_slo]
-    if not known:
+    known = [point for point in state.points if point.seen >= ENOUGH]
+    within = [point for point in known if point.seconds <= config.tpot_slo]
+    if not within:
         return _grow(signals, state, config, "nothing measured yet") if _pressed(signals, state) else state
-    least = min(1 / point.rate for point in known)
-    target = next(point for point in known if 1 / point.rate <= least * _NEAR_BEST)
+    least = min(1 / point.rate for point in within)
+    target = next(point for point in within if 1 / point.rate <= least * _NEAR_BEST)
     why = f"the engine's time for a token is least, {1000 / target.rate:.2f} ms, about {target.batch:.0f} at once"
-    if target.batch * config.shrink <= state.cap:
+    if target.batch * config.shrink <= state.cap <= known[-1].batch * config.shrink:  # it is known what so many bring
         cap = config.bounded(max(math.floor(state.cap / config.shrink), math.ceil(target.batch)))
         return _lower(signals, state, config, cap, state.cap, why)
-    rises = target is known[-1]  # wider ones may be cheaper still
-    return (
-        _grow(signals, state, config, why)
-        if _pressed(signals, state) and (rises or state.cap < target.batch)
-        else state
-    )
+    wanted = target is known[-1] or state.cap < target.batch  # wider ones than were seen may be cheaper still
+    return _grow(signals, state, config, why) if wanted and _pressed(signals, state) else state
 
 
 def _article(signals: Signals, state: CapState, config: CapConfig) -> CapState:

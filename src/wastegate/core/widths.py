@@ -59,10 +59,12 @@ def _width(batch: float) -> int:
 
 def knee(points: tuple[Point, ...]) -> Point | None:
     """The narrowest batch beyond which none that was seen brings much more tokens a second; None while all that is
-    known still rises."""
+    known still rises, or nothing twice as wide was seen: the curve of a real engine has steps in it."""
     known = [point for point in points if point.seen >= ENOUGH]
     for at, point in enumerate(known[:-1]):
         wider = known[at + 1 :]
-        if all(other.rate <= point.rate * (other.batch / point.batch) ** _LEVEL for other in wider):
+        if wider[-1].batch >= 2 * point.batch and all(
+            other.rate <= point.rate * (other.batch / point.batch) ** _LEVEL for other in wider
+        ):
             return point
     return None
