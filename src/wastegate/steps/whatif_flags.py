@@ -6,11 +6,17 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-_EXAMPLES = """exit codes: 0 shown, 1 there is a reason not to trust the figures, 2 bad usage or input
+_ABOUT = """\
+Run traffic, in made-up time, through the policy and the levers that the gateway itself runs,
+against machines that a file describes: what it would cost, and how fast it would be.
+docs/simulator.md tells how far to trust it."""
+
+_EXAMPLES = """\
+exit codes: 0 shown, 1 there is a reason not to trust the figures, 2 bad usage or input
 
 examples:
   wastegate simulate azure.csv --config whatif.toml
-  wastegate simulate azure.csv --config whatif.toml --sweep machines.0.count=4,6,8 --sweep machines.0.cap=32,64
+  wastegate simulate azure.csv --config whatif.toml --sweep machines.0.count=4,6,8
   wastegate simulate --config whatif.toml --calls 100000 --html whatif.html
 """
 
@@ -22,9 +28,7 @@ def simulate(
     parser = commands.add_parser(
         "simulate",
         help="what if: traffic against machines that need not exist",
-        description="Run traffic, in made-up time, through the policy and the levers that the gateway itself runs, "
-        "against machines that a file describes: what it would cost, and how fast it would be. docs/simulator.md tells "
-        "how far to trust it.",
+        description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
