@@ -196,6 +196,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tests", default="", help=f"of {','.join(TESTS)}")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND",
                         help="one more peer; {port}, {ports} and {folder} are filled in")  # fmt: skip
+    parser.add_argument("--routing", metavar="POLICY", help="wastegate with this routing policy, such as prefix_aware")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement and bar there")
     return parser.parse_args()
 
@@ -203,6 +204,9 @@ def arguments() -> argparse.Namespace:
 def choose(args: argparse.Namespace) -> list[Peer]:
     extra = [Peer(name, catalogue.command(text)) for name, _, text in (each.partition("=") for each in args.peer)]
     everyone = [*catalogue.PEERS, *extra]
+    if args.routing:
+        routed = catalogue.wastegate(settings=f'[levers.routing]\npolicy = "{args.routing}"\n')
+        everyone = [Peer(OURS.name, routed) if peer is OURS else peer for peer in everyone]
     names = args.only.split(",") if args.only else [p.name for p in everyone]
     if args.quick and not args.only:
         names = [*catalogue.QUICK, *(peer.name for peer in extra)]
@@ -236,7 +240,7 @@ def main() -> int:
     for row in rows:
         if row.disturbed:
             screen.print(f"dropped: repeat {row.repeat}, {row.test}, {row.peer}: {row.disturbed}", highlight=False)
-    part = bool(args.quick or args.only or args.tests)
+    part = bool(args.quick or args.only or args.tests or args.routing)
     return report(rows, chosen, OURS.name, screen, quick=args.quick, part=part, file=args.json)
 
 

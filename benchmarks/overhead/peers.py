@@ -72,13 +72,14 @@ def environment(name: str, requirement: str) -> Path:
 # ---- ours
 
 
-def wastegate(*flags: str) -> Callable[[int, list[int], Path], Start]:
-    """``wastegate up`` as it comes: all that is on by default is on, and the calls go into a ledger of its own."""
+def wastegate(*flags: str, settings: str = "") -> Callable[[int, list[int], Path], Start]:
+    """``wastegate up`` as it comes: all that is on by default is on, and the calls go into a ledger of its own.
+    ``settings``: more lines of its configuration."""
 
     def start(port: int, replicas: list[int], folder: Path) -> Start:
         rows = [f'[[replicas]]\nurl = "{url}"\nprice_per_hour = 1.0\n' for url in _urls(replicas)]
         file = folder / "wastegate.toml"
-        file.write_text("".join(rows))
+        file.write_text(settings + "".join(rows))
         argv = [sys.executable, "-m", "wastegate", "up", "--config", str(file), "--data", str(folder / "data")]
         return Start([*argv, "--listen", f"127.0.0.1:{port}", "--admin", f"127.0.0.1:{free_port()}", *flags])
 
