@@ -47,7 +47,7 @@ class Turn(Struct, frozen=True):
 def compare(bar: Callable[[bool, str], None]) -> list[Turn]:
     """Prints what came of it; tells ``bar`` each promise. Nothing is measured where the engine cannot be had."""
     cache = Path.home() / ".cache" / "wastegate"
-    models = sorted((cache / "models").glob("SmolLM2-135M-Instruct*.gguf"))
+    models = sorted((cache / "models").rglob("SmolLM2-135M-Instruct*.gguf"))
     if not models:
         bar(
             False, "vLLM: not measured, since the model is not there: run `wastegate models pull smollm2-135m-instruct`"
