@@ -26,6 +26,8 @@ from wastegate.gateway.claims import Timing
 from wastegate.gateway.config import Config, StartError
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.workers import Chief
+from wastegate.levers import Config as Levers
+from wastegate.levers import routing
 from wastegate.store.entries import Ledger
 
 pytestmark = pytest.mark.timeout(120)
@@ -324,6 +326,23 @@ async def test_counts_of_all_workers_add_up(tmp_path: Path) -> None:
         here.kill(1, signal.SIGKILL)
         seen = [await here.metric(sample) for _ in range(20)]
         assert seen == [10] * 20, "the dead one's calls still count"
+
+
+async def test_each_worker_routes_by_what_it_has_sent_itself(tmp_path: Path) -> None:
+    levers = Levers(routing=routing.Config(policy="prefix_aware"))
+    async with FakeReplica() as one, FakeReplica() as two, crew(tmp_path, one, two, levers=levers) as here:
+        trails: dict[str, list[str]] = {}
+        for number in range(16):
+            async with await Wire.connect(here.url) as wire:
+                wire.post(chat("the same beginning " * 60 + str(number), stream=True))
+                answer = await wire.head()
+                await rest(wire, answer)
+            call = answer.header("x-request-id")
+            trails.setdefault(call.partition("-")[0], []).append(here.entry(call).trail[0])
+        for of_worker in trails.values():
+            assert "is home to its beginning" in of_worker[0]
+            assert all("is the best of its cache and its wait" in line for line in of_worker[1:])
+    assert 0 in (len(one.calls), len(two.calls)), "both workers find the same home"
 
 
 async def test_draining_lets_streams_end_and_takes_no_new_calls(tmp_path: Path) -> None:
