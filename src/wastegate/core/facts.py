@@ -141,8 +141,8 @@ class Facts(Struct, frozen=True, eq=False):
 
 
 def cached_tokens(facts: Facts) -> Ints:
-    """Prompt tokens of each attempt that were found cached: by its engine's own record where there is one, for vLLM says
-    it in no answer unless asked to; else as the answer said. UNKNOWN where neither does."""
+    """Prompt tokens of each attempt that were found cached: by its engine's own record where there is one, since vLLM
+    says it in no answer unless asked to; else as the answer said. UNKNOWN where neither does."""
     told = np.full(len(facts.attempts.call), UNKNOWN, np.int64)
     np.maximum.at(told, facts.records.attempt, facts.records.cached)
     return np.where(told == UNKNOWN, facts.attempts.cached, told)
