@@ -12,14 +12,17 @@ from msgspec.structs import replace
 
 from tests.fake_replica import FakeReplica, Fault, Json, Reply, Sse
 from tests.gateway.running import Running, chat, running
+from wastegate.core.admission import CapConfig
 from wastegate.core.fleet import Replica, View
 from wastegate.core.ledger import Entry
 from wastegate.core.plan import Rules, Timers
+from wastegate.core.rationing import Rationing
+from wastegate.core.shares import Share
 from wastegate.core.world import Breaker, RetryBudget, World
 from wastegate.gateway import request as gateway_request
 from wastegate.gateway.serve import Limits
 from wastegate.levers import Config as Levers
-from wastegate.levers import routing, streaming
+from wastegate.levers import batching, routing, streaming
 from wastegate.sim.replayed import Recorder, Replayed
 
 LINE = 12
@@ -57,7 +60,9 @@ async def traffic(gateway: Running, count: int) -> None:
 
 
 ALL_ON = Levers(
-    routing=routing.Config(policy="prefix_aware"), streaming=streaming.Config(one_flight=True, most_tokens=64)
+    routing=routing.Config(policy="prefix_aware"),
+    batching=batching.Config(on=True, calls=5, max_wait=2.0, caps=CapConfig(policy="fixed")),
+    streaming=streaming.Config(one_flight=True, most_tokens=64),
 )
 
 
@@ -70,7 +75,11 @@ async def test_a_real_run_replayed_ends_in_the_same_entries(
     assert kinds >= {"Call", "View", "Claimed", "Reply", "Woken"}, "the run must have met every kind of event"
     assert len({entry.outcome for entry in entries}) >= 3
     assert any(len(entry.attempts) > 1 for entry in entries)
-    again = Replayed(fleet, World(Breaker(), RetryBudget()), recorder.started, recorder.told, LINE)
+    rationing = Rationing(Share()) if levers.batching.on else None
+    if rationing is not None:
+        rationing.set({}, levers.batching.calls)
+    world = World(Breaker(), RetryBudget())
+    again = Replayed(fleet, world, recorder.started, recorder.told, LINE, rationing)
     ended = {closed.entry.id: closed.entry for closed in again.run()}
     assert ended.keys() == {entry.id for entry in entries}
     for entry in entries:

@@ -12,6 +12,7 @@ from wastegate.core.effects import Claim, Claimed, Closed, Command, Event, Joine
 from wastegate.core.fleet import Replica, View
 from wastegate.core.lifecycle import Lever, Life, lifecycle
 from wastegate.core.plan import Rules, Timers
+from wastegate.core.rationing import Rationing
 from wastegate.core.world import World
 from wastegate.sim.engine import Simulation
 from wastegate.sim.flight import Arrival, Flight
@@ -48,9 +49,15 @@ class Replayed(Simulation):
     it would have shown can be compared with what was seen: :attr:`differences`."""
 
     def __init__(
-        self, fleet: Sequence[Replica], world: World, started: Sequence[Started], told: Sequence[Told], line_bound: int
+        self,
+        fleet: Sequence[Replica],
+        world: World,
+        started: Sequence[Started],
+        told: Sequence[Told],
+        line_bound: int,
+        rationing: Rationing | None = None,
     ) -> None:
-        super().__init__((), world, line_bound=line_bound)
+        super().__init__((), world, line_bound=line_bound, rationing=rationing)
         world.set_fleet(fleet)
         for replica in fleet:
             world.set_state(replica.name, "ready")
@@ -75,7 +82,7 @@ class Replayed(Simulation):
         """Whatever it asks, the recording answers."""
         self._pending[flight.call.id] = command
         if isinstance(command, Queue):
-            flight.waiting = self.lines.join(command.call.model, flight, command.call.priority)
+            flight.waiting, _ = self._waiting.join(flight, command.call, command.wait.until)
         return None
 
     def changed(self) -> None:
@@ -92,14 +99,20 @@ class Replayed(Simulation):
                 granted = self.world.claim(command.plan, event.at)
                 self._expect(flight, "granted", event.granted, granted)
                 if granted:
-                    self._leave_line(flight)
+                    self._leave_line(flight, served=True)
+                    self._waiting.took(flight)
             case Reply():
+                self._waiting.gave(flight)
                 self.world.released(event, event.attempt.ended)
 
     def _compare(self, flight: Flight, seen: View) -> None:
-        shown = self.world.view(flight.call, seen.now, seen.draw, self.lines.ahead(flight.call.model, flight))
+        shown = self.world.view(flight.call, seen.now, seen.draw, self._waiting.ahead(flight, flight.call))
+        shown = self._waiting.rationed(shown, flight, flight.call)
         for name in ("replicas", "ahead", "retry_allowed", "known_models"):
             self._expect(flight, name, getattr(seen, name), getattr(shown, name))
+        # Not the line's pace: it hangs on the microseconds at which places were left, which no event tells.
+        for name in ("waiting", "running"):
+            self._expect(flight, name, getattr(seen.rations, name, None), getattr(shown.rations, name, None))
 
     def _expect(self, flight: Flight, what: str, recorded: object, simulated: object) -> None:
         if recorded != simulated:
