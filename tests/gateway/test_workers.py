@@ -331,16 +331,17 @@ async def test_counts_of_all_workers_add_up(tmp_path: Path) -> None:
 async def test_each_worker_routes_by_what_it_has_sent_itself(tmp_path: Path) -> None:
     levers = Levers(routing=routing.Config(policy="prefix_aware"))
     async with FakeReplica() as one, FakeReplica() as two, crew(tmp_path, one, two, levers=levers) as here:
-        trails: dict[str, list[str]] = {}
+        calls: dict[str, list[str]] = {}
         for number in range(16):
             async with await Wire.connect(here.url) as wire:
                 wire.post(chat("the same beginning " * 60 + str(number), stream=True))
                 answer = await wire.answer()
             call = answer.header("x-request-id")
-            trails.setdefault(call.partition("-")[0], []).append(here.entry(call).trail[0])
-        for of_worker in trails.values():
-            assert "is home to its beginning" in of_worker[0]
-            assert all("is the best of its cache and its wait" in line for line in of_worker[1:])
+            calls.setdefault(call.partition("-")[0], []).append(call)
+    for of_worker in calls.values():
+        first, *later = [here.entry(call).trail[0] for call in of_worker]
+        assert "is home to its beginning" in first
+        assert all("is the best of its cache and its wait" in line for line in later)
     assert 0 in (len(one.calls), len(two.calls)), "both workers find the same home"
 
 
