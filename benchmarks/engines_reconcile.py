@@ -119,9 +119,9 @@ async def send(running: Fleet, seconds: float) -> tuple[list[traffic.Seen], int,
     """All traffic; the cap's episode begins at half time."""
     url = running.url
     replays = [
-        traffic.replay(url, TRACES / traffic.MOONCAKE, "exact", 0.2, seconds, "--token-scale", "1/16",
+        traffic.replay(url, TRACES / traffic.MOONCAKE, "exact", 0.12, seconds, "--token-scale", "1/16",
                        "--endpoint", "completions"),
-        traffic.replay(url, TRACES / traffic.AZURE, "m", 0.8, seconds, "--token-scale", "1/16", "--endpoint", "chat"),
+        traffic.replay(url, TRACES / traffic.AZURE, "m", 0.5, seconds, "--token-scale", "1/16", "--endpoint", "chat"),
     ]  # fmt: skip
     paths = (("/v1/completions", "exact"), ("/v1/chat/completions", "m"))
     leaving = asyncio.ensure_future(traffic.leave(url, paths, max(seconds / 15, 20.0), seconds))

@@ -85,9 +85,11 @@ async def episode(gateway: str, vllm: str) -> list[Seen]:
             headers = {"authorization": f"Bearer {TOKEN}"}
             what: dict[str, Any] = {"json": {"cap": cap}} if cap is not None else {}
             method = "GET" if cap is None else "PUT"
-            async with session.request(method, f"{vllm}/wastegate/settings", headers=headers, **what) as answer:
-                told = await answer.json()
-            if answer.status != 200:
+            status, told = 504, {}
+            while status == 504:  # one step may take longer than the plugin waits for the engine
+                async with session.request(method, f"{vllm}/wastegate/settings", headers=headers, **what) as answer:
+                    status, told = answer.status, await answer.json()
+            if status != 200:
                 raise RuntimeError(f"the plugin refused: {told}")
             seen.append(Seen(time.monotonic() - began, told["cap"], told["running"], told["waiting"]))
             return seen[-1]

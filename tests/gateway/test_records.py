@@ -245,6 +245,7 @@ async def test_an_idle_engine_makes_no_entries() -> None:
         (404, None, ""),
         (401, None, "token_env names here must be the same"),
         (503, None, "no scheduler"),
+        (504, None, ""),
         (200, b"not json", "make no sense"),
         (200, json.dumps({"boot": 1}).encode(), "make no sense"),
     ],

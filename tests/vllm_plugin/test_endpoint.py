@@ -159,8 +159,12 @@ async def test_an_engine_that_is_in_a_long_step_is_not_waited_for_for_ever(monke
     monkeypatch.setattr(endpoint, "_WAIT_SECONDS", 0.01)
     server = Server(busy())
     server.core.hangs = True
-    told = await server.ask("/wastegate/settings")
-    assert (told.status, "in one step" in told.told["error"]) == (409, True)
+    logger = Finished(lambda: 50.0)
+    logger.take(finished())
+    server.client.logger_manager.stat_loggers.append(SimpleNamespace(wastegate=logger))
+    for path in ("/wastegate/settings", "/wastegate/records"):
+        told = await server.ask(path)
+        assert (told.status, "in one step" in told.told["error"]) == (504, True), "not another's records in their place"
     assert not server.core.cancelled, "vLLM could not deliver the answer any more"
 
 

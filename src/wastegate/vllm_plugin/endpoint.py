@@ -66,6 +66,8 @@ class Endpoint:
             return _answer(400, {"error": "after and limit are whole numbers"})
         limit, boot = min(max(limit, 1), MOST), request.query_params.get("boot", "")
         told = await self._ask({"records": True, "boot": boot, "after": after, "limit": limit})
+        if "busy" in told:  # its records are there, only not now: others in their place would look like a restart
+            return _answer(504, {"error": told["busy"]})
         if "page" in told and not told["page"]["lacks"]:
             return _answer(200, told["page"])
         # No scheduler of ours, or one that gave up: what vLLM's statistics say is better than nothing.
@@ -87,6 +89,8 @@ class Endpoint:
                 return _answer(400, {"error": str(error)})
             question["settings"] = msgspec.to_builtins(settings)
         told = await self._ask(question)
+        if "busy" in told:
+            return _answer(504, {"error": f"{told['busy']}; what was asked for comes into force after it"})
         return _answer(200, told["status"]) if "status" in told else _answer(409, told)
 
     def _may(self, request: Any) -> bool:
@@ -105,7 +109,7 @@ class Endpoint:
             told: dict[str, Any] = json.loads(await asyncio.wait_for(asyncio.shield(task), _WAIT_SECONDS))
             return told
         except TimeoutError:
-            return {"error": f"the engine was in one step for {_WAIT_SECONDS:g} s"}
+            return {"busy": f"the engine was in one step for {_WAIT_SECONDS:g} s"}
         except Exception as error:
             return {"error": f"the engine cannot be asked ({type(error).__name__}: {error})"}
 
