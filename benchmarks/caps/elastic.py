@@ -109,5 +109,5 @@ def judge(pair: list[Bill], failed: list[str], said: list[str]) -> None:
         f"({elastic.total / always.total - 1:+.0%})"
     )
     (said if after < before else failed).append(f"idle and starting {after / before - 1:+.0%} with elasticity")
-    if elastic.answered < 1:
-        failed.append(f"{elastic.answered:.1%} answered with elasticity")
+    if elastic.answered < min(always.answered, 0.999):
+        failed.append(f"{elastic.answered:.1%} answered with elasticity, {always.answered:.1%} without")

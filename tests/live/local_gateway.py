@@ -81,8 +81,9 @@ class LocalGateway:
 
 
 @contextmanager
-def local_gateway(folder: Path, replicas: int = 2, more: str = "") -> Iterator[LocalGateway]:
-    """Start it, wait until all replicas are ready, end it as a user would, and see that nothing is left of it."""
+def local_gateway(folder: Path, replicas: int = 2, more: str = "", ready: int | None = None) -> Iterator[LocalGateway]:
+    """Start it, wait until all replicas (or so many) are ready, end it as a user would, and see that nothing is left of
+    it."""
     fetch_or_skip()
     config = folder / "wastegate.toml"
     config.write_text(f"[local]\nreplicas = {replicas}\n{more}")
@@ -101,7 +102,8 @@ def local_gateway(folder: Path, replicas: int = 2, more: str = "") -> Iterator[L
         words = process.stdout.readline().split()
         assert words[:1] == ["ready"], log.read_text()[-2000:]
         gateway = LocalGateway(process, words[1], words[3], folder / "data")
-        until(lambda: gateway.ready() == replicas, f"{replicas} replicas are ready", START_SECONDS)
+        wanted = replicas if ready is None else ready
+        until(lambda: gateway.ready() == wanted, f"{wanted} replicas are ready", START_SECONDS)
         yield gateway
         if process.poll() is None:
             started = descendants(process.pid)
