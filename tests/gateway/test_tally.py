@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from wastegate.core.fleet import Replica, ReplicaState
-from wastegate.core.ledger import Attempt, Entry, Outcome
+from wastegate.core.ledger import ANSWERED, Attempt, Entry, Flew, Outcome
 from wastegate.gateway.tally import Histogram, Paced, Report, Tally, exposition
 
 
@@ -27,6 +28,21 @@ def samples(text: str) -> dict[str, float]:
     """Every sample by its name and labels."""
     rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in rows}
+
+
+def test_stored_answers_and_the_index_are_counted() -> None:
+    tally = Tally()
+    stored = replace(entry("finished", 0.0), trail=(f"{ANSWERED} as c-0",), flew=Flew("c-0", 30, 12))
+    tally.count(stored)
+    tally.count(replace(stored, flew=Flew("c-0", None, None)))
+    report = Report(tally=tally, prefix_blocks=7, prefix_bytes=64, collisions=2)
+    report.merge(Report(tally=tally, prefix_blocks=1, prefix_bytes=64, collisions=1))
+    got = samples(exposition(report, ()))
+    assert got["wastegate_stored_answers_total"] == 4
+    assert got["wastegate_stored_tokens_total"] == 84
+    assert got["wastegate_simhash_collisions_total"] == 3
+    assert (got["wastegate_prefix_index_blocks"], got["wastegate_prefix_index_bytes"]) == (8, 128)
+    assert "wastegate_prefix_index_blocks" not in samples(exposition(Report(), ()))
 
 
 def test_what_has_ended_is_counted() -> None:

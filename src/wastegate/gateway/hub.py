@@ -265,7 +265,11 @@ class Hub:
 
     def report(self) -> Report:
         """This process, for its operator."""
-        return Report(len(self.flights), self.waiting, self.recorder.unrecorded, self.recorder.failing, self.tally)
+        told = Report(len(self.flights), self.waiting, self.recorder.unrecorded, self.recorder.failing, self.tally)
+        if (reuse := self.world.reuse) is not None:
+            told.prefix_blocks, told.prefix_bytes = reuse.prefixes.blocks, reuse.prefixes.bytes
+            told.collisions = reuse.sticky.collisions
+        return told
 
     # ---- time
 

@@ -64,6 +64,10 @@ class Tally(Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    stored_answers: int = 0
+    """Calls that were given a stored answer."""
+    stored_tokens: int = 0
+    """Those of stored answers, prompts included: not computed again."""
     first_token: Histogram = msgspec.field(default_factory=Histogram)
     duration: Histogram = msgspec.field(default_factory=Histogram)
     paces: dict[str, Paced] = {}
@@ -73,6 +77,9 @@ class Tally(Struct):
         """A call has ended."""
         _add(self.outcomes, f"{entry.outcome} {entry.route}")
         self.duration.add(entry.ended - entry.arrived)
+        if entry.flew is not None and entry.was_stored:
+            self.stored_answers += 1
+            self.stored_tokens += (entry.flew.prompt_tokens or 0) + (entry.flew.output_tokens or 0)
         for attempt in entry.attempts:
             _add(self.attempts, f"{attempt.outcome} {attempt.replica}")
             self.prompt_tokens += attempt.prompt_tokens or 0
@@ -111,6 +118,8 @@ class Tally(Struct):
         self.prompt_tokens += other.prompt_tokens
         self.output_tokens += other.output_tokens
         self.cached_tokens += other.cached_tokens
+        self.stored_answers += other.stored_answers
+        self.stored_tokens += other.stored_tokens
         for replica, theirs_pace in other.paces.items():
             mine_pace = self.paces.setdefault(replica, Paced())
             mine_pace.calls += theirs_pace.calls
@@ -135,6 +144,11 @@ class Report(Struct):
     failing: str = ""
     """Empty, or why the journal cannot be written."""
     tally: Tally = msgspec.field(default_factory=Tally)
+    prefix_blocks: int = 0
+    """In the index of prompts' beginnings; one that several of its tables hold counts in each."""
+    prefix_bytes: int = 0
+    """What that index may take; 0 where nobody routes by it."""
+    collisions: int = 0
 
     def merge(self, other: Report) -> None:
         self.flights += other.flights
@@ -142,6 +156,9 @@ class Report(Struct):
         self.unrecorded += other.unrecorded
         self.failing = self.failing or other.failing
         self.tally.merge(other.tally)
+        self.prefix_blocks += other.prefix_blocks
+        self.prefix_bytes += other.prefix_bytes
+        self.collisions += other.collisions
 
 
 def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
@@ -173,9 +190,16 @@ def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
         ("wastegate_prompt_tokens_total", tally.prompt_tokens, "Prompt tokens of all attempts."),
         ("wastegate_output_tokens_total", tally.output_tokens, "Output tokens of all attempts."),
         ("wastegate_cached_tokens_total", tally.cached_tokens, "Prompt tokens that engines report as cached."),
+        ("wastegate_stored_answers_total", tally.stored_answers, "Calls that were given a stored answer."),
+        ("wastegate_stored_tokens_total", tally.stored_tokens, "Tokens of stored answers, prompts included."),
+        ("wastegate_simhash_collisions_total", report.collisions, "Prompts with the SimHash of another one."),
         ("wastegate_unrecorded_calls_total", report.unrecorded, "Calls served that the journal could not take."),
     ):
         _family(lines, name, "counter", text, [("", value)])
+    if report.prefix_bytes:
+        text = "Blocks in the index of prompts' beginnings, and the bytes that it may take."
+        _family(lines, "wastegate_prefix_index_blocks", "gauge", text, [("", report.prefix_blocks)])
+        _family(lines, "wastegate_prefix_index_bytes", "gauge", text, [("", report.prefix_bytes)])
     _family(lines, "wastegate_waiting_calls", "gauge", "Calls in the gateway's line.", [("", report.waiting)])
     _family(
         lines,
