@@ -331,13 +331,13 @@ def best(results: Sequence[Result]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the local engine alone, two short loads, once each")
+    parser.add_argument("--quick", action="store_true", help="two short loads, once each")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--repeats", type=int, default=2, help="of each foretold load (default: 2)")
-    parser.add_argument("--engines", default="local,vllm", help="which (default: local,vllm)")
+    parser.add_argument("--engines", help="which (default: local,vllm; local alone with --quick)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the engines are ended too
-    names = ["local"] if arguments.quick else arguments.engines.split(",")
+    names = (arguments.engines or ("local" if arguments.quick else "local,vllm")).split(",")
     loads = [quick(load) for load in FORETOLD[1:3]] if arguments.quick else FORETOLD
     fitted = [quick(load) for load in (FITTED[0], FITTED[2], FITTED[4])] if arguments.quick else FITTED
     repeats = 1 if arguments.quick else arguments.repeats

@@ -90,7 +90,7 @@ def fit(observations: Sequence[Observation]) -> Fitted:
     if not (seconds > 0).all():
         raise ValueError("an observation took no time")
     loads = [one.load for one in observations]
-    seen = Load(*(max(getattr(load, name) for load in loads) for name in Load.__struct_fields__))
+    seen = Load(*(float(max(getattr(load, name) for load in loads)) for name in Load.__struct_fields__))
     knots = (0.0, *(knot for knot in _KNOTS if knot < seen.decoding))
     columns = [[1.0] * len(loads)] + [[getattr(load, name) for load in loads] for name in ("prefill", "pairs", "kv")]
     columns += [[max(0.0, load.decoding - knot) for load in loads] for knot in knots]
