@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -171,7 +170,3 @@ async def _send(port: int, asks: Sequence[Ask], prompts: Sequence[str]) -> list[
                 return None
 
         return await asyncio.gather(*map(one, asks, bodies))
-
-
-def variance(values: Sequence[float]) -> float:
-    return statistics.pvariance(values)

@@ -155,7 +155,8 @@ class Hub:
         """The slot is taken: write down that the call is on its way."""
         self.leave(flight, call, served=True)
         if self.world.reuse is not None and plan.replica is not None:
-            if self.world.reuse.sent(call, plan.replica.name, now):
+            collides = self.world.reuse.sent(call, plan.replica.name, now)
+            if collides:
                 log.warning("simhash: call %s has all 64 bits of an earlier prompt, and is another", call.id)
         admission = Admission(
             call.id,
