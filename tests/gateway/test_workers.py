@@ -19,6 +19,7 @@ import pytest
 from tests.fake_replica import FakeReplica, Fault, Json, Reply, Sse
 from tests.gateway.running import Answer, Wire, chat
 from tests.gateway_process import GatewayProcess, alive
+from wastegate.core.admission import CapConfig
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Entry
 from wastegate.gateway import control, probe
@@ -27,13 +28,14 @@ from wastegate.gateway.config import Config, StartError
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.workers import Chief
 from wastegate.levers import Config as Levers
-from wastegate.levers import routing
+from wastegate.levers import batching, routing
 from wastegate.store.entries import Ledger
 
 pytestmark = pytest.mark.timeout(120)
 
 LIMIT = 20.0
 TIMING = Timing(lease=0.6, beat=0.1)
+HANG = Reply(fault=Fault("before_first_byte", "hang"))
 HELD = Reply(body=Sse(chunks=3), fault=Fault("between_tokens", "hang"))
 """A stream that stands still after its first token, until the test lets it go on."""
 
@@ -343,6 +345,35 @@ async def test_each_worker_routes_by_what_it_has_sent_itself(tmp_path: Path) -> 
         assert "is home to its beginning" in first
         assert all("is the best of its cache and its wait" in line for line in later)
     assert 0 in (len(one.calls), len(two.calls)), "both workers find the same home"
+
+
+async def test_live_caps_hold_across_workers_and_grow_with_the_lines_of_both(tmp_path: Path) -> None:
+    lever = batching.Config(on=True, start=2, caps=CapConfig(dwell=0.1, max=12))
+    async with (
+        FakeReplica(Reply(body=Sse()), script=[HANG] * 12) as replica,
+        crew(tmp_path, replica, levers=Levers(batching=lever)) as here,
+    ):
+
+        async def cap() -> int:
+            return int((await here.state())["replicas"][0]["cap"] or 0)
+
+        async def begun() -> bool:
+            return await cap() == 2
+
+        await here.until(begun, "it begins with 2")
+        wires = [await Wire.connect(here.url) for _ in range(16)]
+        for wire in wires:
+            wire.post(chat(stream=True))
+
+        async def grown() -> bool:
+            return await cap() == 12 and await here.load() == 12
+
+        await here.until(grown, "it has grown as far as it may, and all of it is used")
+        replica.release()
+        assert {(await wire.answer()).status for wire in wires} == {200}
+        await here.loaded(0)
+        why = (await here.state())["replicas"][0]["cap_why"]
+        assert "wait and there is room" in why
 
 
 async def test_draining_lets_streams_end_and_takes_no_new_calls(tmp_path: Path) -> None:
