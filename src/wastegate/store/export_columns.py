@@ -29,6 +29,11 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def _of(part: Struct | None, name: str) -> Any:
+    """A member of something that a call need not have."""
+    return None if part is None else getattr(part, name)
+
+
 class Tried(Struct, frozen=True, gc=False):
     """One attempt of a call, with what it cost."""
 
@@ -59,6 +64,11 @@ ENTRIES: tuple[Column[Call], ...] = (
     Column("trail", "string", "a JSON list: why each decision fell as it did", lambda c: _json(c.entry.trail)),
     Column("client_id", "string", "the id that the client sent, or empty", lambda c: c.entry.client_id),
     Column("traceparent", "string", "the trace context that the client sent", lambda c: c.entry.traceparent),
+    Column("prompt_bytes", "int64", "of the prompt as it stood in the body", lambda c: c.entry.prompt_bytes),
+    Column("flew_with", "string", "the id of the call whose answer it shared", lambda c: _of(c.entry.flew, "call")),
+    Column("diverges_at", "int64", "bytes shared with a prompt before", lambda c: _of(c.entry.divergence, "at")),
+    Column("diverges_by", "string", "what parts them: time, id, text …", lambda c: _of(c.entry.divergence, "by")),
+    Column("same_again", "int64", "bytes that are the same behind it", lambda c: _of(c.entry.divergence, "again")),
 )
 ATTEMPTS: tuple[Column[Tried], ...] = (
     Column("entry", "string", "the id of its call", lambda t: t.entry.id),
