@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.ledgers import attempt, entry
+from wastegate.core.call import Divergence
+from wastegate.core.ledger import Flew
 from wastegate.store.export import Bill, Call, Charge
 from wastegate.store.export_columns import ATTEMPTS, ENTRIES, REPLICAS, Column, Tried
 
@@ -33,6 +35,14 @@ def test_a_call_sums_its_attempts() -> None:
     assert found["priced"] is False
     assert found["tags"] == '[["team","red"]]'
     assert found["trail"] == "[]"
+
+
+def test_what_a_call_shared_is_there_or_empty() -> None:
+    names = ("prompt_bytes", "flew_with", "diverges_at", "diverges_by", "same_again")
+    assert [row(ENTRIES, CALL)[name] for name in names] == [0, None, None, None, None]
+    shared = entry("y", flew=Flew("x", 30, 6), prompt_bytes=900, divergence=Divergence(40, "time", 512))
+    found = row(ENTRIES, Call(shared, ()))
+    assert [found[name] for name in names] == [900, "x", 40, "time", 512]
 
 
 def test_an_attempt_names_its_call_and_its_charge() -> None:
