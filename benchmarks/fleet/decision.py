@@ -94,7 +94,8 @@ def _middle(values: list[float]) -> tuple[float, float, float]:
 
 
 def _round(calls: list[Call], draw: random.Random) -> tuple[float, float]:
-    """(µs that routing adds to a decision, µs of telling it): 100 calls are in flight."""
+    """(µs that routing adds to a decision, µs of telling it): 400 calls are in flight, so that all replicas are in
+    use."""
     world = _fleet(reuse=True)
     reuse = world.reuse
     assert reuse is not None
@@ -121,7 +122,7 @@ def _round(calls: list[Call], draw: random.Random) -> tuple[float, float]:
             begin = clock()
             reuse.began(flying[-20][0].id)
             told += clock() - begin
-        if number >= 100:
+        if number >= 400:
             old, where = flying.pop(0)
             attempt = Attempt(
                 1, where, now - 0.5, now, "finished", now - 0.5, now - 0.4, now - 0.4, 200, "", 2048, 900, 20, "engine"

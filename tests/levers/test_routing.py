@@ -78,12 +78,44 @@ def test_a_copy_that_many_can_use_is_cheaper() -> None:
     assert chosen(seen(4, 3, cached=cached, waits=waits, alike=3)) == "a"
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 40), st.data())
+# Of many replicas only some are compared.
+
+
+def test_of_many_the_holders_are_compared_with_who_is_least_busy() -> None:
+    cached = (300.0,) * 10 + (1000.0, 300.0)
+    busy = (3,) * 12
+    assert chosen(seen(*busy, cached=cached, shared=300.0)) == "k"
+    waits = (0.1,) * 3 + (0.0,) + (0.1,) * 6 + (9.0, 0.1)
+    assert chosen(seen(*busy, cached=cached, shared=300.0, waits=waits)) == "d"
+
+
+def test_of_many_that_wait_alike_one_is_drawn_that_holds_what_most_do() -> None:
+    cached = (0.0,) * 2 + (300.0,) * 10
+    idle = seen(*(0,) * 12, cached=cached, shared=300.0)
+    names = {chosen(replace(idle, draw=draw / 10)) for draw in range(10)}
+    assert len(names) > 5
+    assert not names & {"a", "b"}
+
+
+def test_an_idle_one_that_lacks_what_most_hold_is_compared_with_those_who_do_not() -> None:
+    cached = (0.0,) + (300.0,) * 11
+    loads = (0,) + (2,) * 11
+    few = seen(*loads, cached=cached, shared=300.0, waits=(0.0,) + (0.1,) * 11)
+    assert chosen(few) != "a"
+    many = seen(*loads, cached=cached, shared=300.0, waits=(0.0,) + (2.0,) * 11)
+    assert chosen(many) == "a"
+
+
+def test_a_cold_prompts_home_is_among_those_compared() -> None:
+    assert chosen(seen(*(1,) * 12, home=7, chance=0.5)) == "h"
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 40), st.data())
 def test_no_choice_exceeds_the_bound_where_there_is_another(loads: list[int], alike: int, data: st.DataObject) -> None:
     cached = tuple(data.draw(st.floats(0.0, 1000.0)) for _ in loads)
     plan = decided(seen(*loads, cached=cached, alike=alike), ON)
     assert plan.replica is not None
-    load = loads["abcdefgh".index(plan.replica.name)]
+    load = loads["abcdefghijkl".index(plan.replica.name)]
     times = 2.0 if max(cached) > 0 and alike * len(loads) < sum(loads) else 1.0
     assert load + 1 <= times * max(11.0, 1.4 * (1 + sum(loads)) / len(loads)) or load == min(loads)
 

@@ -22,8 +22,9 @@ Policy = Literal[
     "off", "prefix_aware", "simhash", "round_robin", "least_inflight", "session_hash", "prefix_hash"
 ]  # fmt: skip
 _FEW = 8
+"""Replicas of which all are compared, whatever they hold."""
 _SHOWN = 3
-"""The trail names so many candidates where there are few; otherwise who waits least and who holds most."""
+"""Candidates in the trail."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,50 +75,63 @@ def _prefix_aware(plan: Plan, view: View, outlook: Outlook, config: Config) -> C
     loads, total = _loads(plan, states)
     rare = max(cached) > outlook.shared and outlook.alike * len(plan.open) < total
     bound = _bound(plan, config, loads, total, 2.0 if rare else 1.0)
-    costs = _costs(outlook)
-    if max(loads) > bound - 1:
-        costs = [cost if load <= bound - 1 else inf for cost, load in zip(costs, loads, strict=True)]
-    least = min(costs)
-    best = costs.index(least)
-    if (equals := costs.count(least)) > 1:
-        best = [at for at, cost in enumerate(costs) if cost == least][int(view.draw * equals)]
+    places = [at for at in _contenders(outlook, loads, view.draw) if loads[at] <= bound - 1]  # the lightest is
+    costs = _costs(outlook, places)
+    ranked = sorted(zip(costs, places, strict=True))
+    cost, best = ranked.pop(int(view.draw * costs.count(ranked[0][0])))  # equals are chosen among at random
     if best == outlook.home:
         why = "is home to its beginning"
     elif cached[best] > outlook.shared:
         why = "is the best of its cache and its wait"
     else:
         why = "waits least"
-    shown = [_candidate(states[at], outlook, at, costs[at]) for at in dict.fromkeys([best, *_beside(outlook, costs)])]
+    shown = [_candidate(states[at], outlook, at, cost) for cost, at in ((cost, best), *ranked[: _SHOWN - 1])]
     return best, (
-        f"routing: {states[best].replica.name} {why}: {'; '.join(shown)}; {len(plan.open)} open, at most {bound:.3g} "
-        "in flight each"
+        f"routing: {states[best].replica.name} {why}: {'; '.join(shown)}; {len(plan.open)} open, at most {bound:.3g}"
+        " in flight each"
     )
 
 
-def _costs(outlook: Outlook) -> list[float]:
-    """Seconds that the call costs on each replica: it waits, it computes what is not cached; and what it computes
+def _contenders(outlook: Outlook, loads: Sequence[float], draw: float) -> Sequence[int]:
+    """Whose costs are worth comparing. Of many replicas: those that hold more than most do; and of the others, which
+    differ in little but their load, who waits least and who has the fewest calls."""
+    count = len(loads)
+    if count <= _FEW:
+        return range(count)
+    shared, waits, cached = outlook.shared, outlook.waits, outlook.cached
+    places = {at: None for at, held in enumerate(cached) if held > shared}
+    least = min(waits)
+    idle = waits.index(least)
+    if waits.count(least) > 1 or cached[idle] < shared:
+        alike = [at for at, wait in enumerate(waits) if wait == least and cached[at] >= shared]
+        if not alike:  # the idle ones lack what most hold: they are compared with those who do not
+            places[idle] = None
+            least = min([wait for wait, held in zip(waits, cached, strict=True) if held >= shared])
+            alike = [waits.index(least)]
+        idle = alike[int(draw * len(alike))]
+    places[idle] = None
+    places[loads.index(min(loads))] = None
+    if outlook.home >= 0:
+        places[outlook.home] = None
+    return list(places)
+
+
+def _costs(outlook: Outlook, places: Sequence[int]) -> list[float]:
+    """Seconds that the call costs at each place: it waits, it computes what is not cached; and what it computes
     although another has it takes the place of something else in the cache, and holds up each call there. That cost of a
     copy is shared by all who begin alike now: they can use it as well.
     """
     cached, waits, paces, holdups = outlook.cached, outlook.waits, outlook.paces, outlook.holdups
-    most, part = max(cached), 1 / (1 + outlook.alike)
-    new, once, copied = outlook.tokens - most, 1 + part, most - outlook.shared  # ``new``: what nobody has
-    alone, others = new + copied * once, copied * part
-    costs = [wait + pace * alone + holdup * others for wait, pace, holdup in zip(waits, paces, holdups)]  # noqa: B905
-    for at, held in enumerate(cached):
-        if held != outlook.shared:  # few do
-            copied = most - held
-            costs[at] = waits[at] + paces[at] * (new + copied * once) + holdups[at] * copied * part
-    if outlook.home >= 0:
-        costs[outlook.home] -= paces[outlook.home] * outlook.chance * (outlook.tokens - outlook.shared)
+    most, part, home_ = max(cached), 1 / (1 + outlook.alike), outlook.home
+    new = outlook.tokens - most  # nobody has it
+    costs = []
+    for at in places:
+        copied = most - cached[at]
+        cost = waits[at] + paces[at] * (new + copied * (1 + part)) + holdups[at] * copied * part
+        if at == home_:
+            cost -= paces[at] * outlook.chance * (outlook.tokens - outlook.shared)
+        costs.append(cost)
     return costs
-
-
-def _beside(outlook: Outlook, costs: Sequence[float]) -> list[int]:
-    """Whom the trail names beside the one that is chosen."""
-    if len(costs) <= _FEW:
-        return sorted(range(len(costs)), key=costs.__getitem__)[:_SHOWN]
-    return [outlook.waits.index(min(outlook.waits)), outlook.cached.index(max(outlook.cached))]
 
 
 def _candidate(state: ReplicaState, outlook: Outlook, at: int, cost: float) -> str:
