@@ -99,7 +99,7 @@ def _contenders(outlook: Outlook, loads: Sequence[float], draw: float) -> Sequen
     if count <= _FEW:
         return range(count)
     shared, waits, cached = outlook.shared, outlook.waits, outlook.cached
-    places = {at: None for at, held in enumerate(cached) if held > shared}
+    places = dict.fromkeys([at for at, held in enumerate(cached) if held > shared])
     least = min(waits)
     idle = waits.index(least)
     if waits.count(least) > 1 or cached[idle] < shared:
