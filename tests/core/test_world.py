@@ -292,6 +292,7 @@ def test_a_cap_may_change_while_it_runs_and_be_its_own_again() -> None:
     assert (one(made).replica.cap, made.own_cap("a")) == (1, 4)
     made.set_cap("a", 2)
     assert made.claim(plan("a"), 0.0)
+    assert (made.load("a"), made.load("stranger")) == (2, 0)
     made.set_cap("a", None)
     assert (one(made).replica.cap, made.own_cap("a")) == (4, 4)
     made.set_cap("stranger", 3)

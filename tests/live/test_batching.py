@@ -84,16 +84,25 @@ async def test_replicas_come_and_go_and_no_call_is_lost(tmp_path: Path) -> None:
     elastic = "[local.elastic]\nleast = 1\ncalls_each = 4\nstart_after = 0.2\nstop_after = 1.0\n"
     with local_gateway(tmp_path, 2, elastic, ready=1) as running:
         assert list(running.replicas()) == ["local-1"]
-        calls = [asyncio.create_task(ask(running.url, body(number, 120))) for number in range(12)]
+        enough = asyncio.Event()
+        busy = [asyncio.create_task(keep_asking(running.url, number, enough)) for number in range(10)]
         await asyncio.to_thread(until, lambda: running.ready() == 2, "the load brings the second", 120)
         late = await asyncio.gather(*(ask(running.url, body(100 + number, 16)) for number in range(6)))
-        answers = [*await asyncio.gather(*calls), *late]
+        enough.set()
+        answers = [*late, *(answer for some in await asyncio.gather(*busy) for answer in some)]
         assert {(answer.status, answer.whole) for answer in answers} == {(200, True)}
         served = {running.entry(answer.id).attempts[0].replica for answer in late}
         assert "local-2" in served
         await asyncio.to_thread(until, lambda: running.replicas()["local-2"]["state"] == "down", "it goes again", 60)
         assert list(running.engines()) == ["local-1"]
         assert (await ask(running.url, body(999, 4))).status == 200
+
+
+async def keep_asking(url: str, number: int, enough: asyncio.Event) -> list[Answered]:
+    answers = []
+    while not enough.is_set():
+        answers.append(await ask(url, body(number, 48)))
+    return answers
 
 
 def test_the_engines_own_cap_follows_the_load() -> None:
