@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ledgers import HOURLY, PLAIN, attempt, entry, record, run, span, spans, times, told_calls
@@ -66,6 +66,7 @@ def test_requests_idle_and_overhead_are_the_bill_on_any_window(
         assert_conserved(charge(told[0], life, *window, told[1], gaps))
 
 
+@settings(max_examples=40)
 @given(told_calls(), spans(), times, times)
 def test_what_an_engine_tells_changes_parts_and_never_the_bill(
     told: Called, life: list[ReplicaSpan], start: float, length: float
@@ -78,6 +79,7 @@ def test_what_an_engine_tells_changes_parts_and_never_the_bill(
         assert (one.busy, one.bill, one.requests) == (other.busy, other.bill, other.requests)
 
 
+@settings(max_examples=40)
 @given(told_calls(), spans())
 def test_energy_is_shared_and_no_more_than_was_used(told: Called, life: list[ReplicaSpan]) -> None:
     charges = charge(told[0], life, records=told[1])

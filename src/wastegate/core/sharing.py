@@ -72,7 +72,6 @@ def loads(attempts: Attempts, rows: Ints, costs: Costs, told: Told | None = None
     # Never sent: it held a slot, and the replica computed nothing. Cached tokens are held, not computed.
     computed = np.where(np.isnan(sent), 0, np.maximum(prompt - np.maximum(attempts.cached[rows], 0), 0))
     held = prompt + output / 2
-    known = (attempts.prompt[rows] != UNKNOWN) & (costs.capacity > 0)
     # Its engine tells what it did, in chains of their own: here it only holds its place.
     computed, output = np.where(told.rows, 0, computed), np.where(told.rows, 0, output)
     writing = np.where(split, end - first, end - begin)
@@ -92,10 +91,15 @@ def loads(attempts: Attempts, rows: Ints, costs: Costs, told: Told | None = None
         np.stack((prefill, nothing, nothing), 1),
         *(np.stack((spread * amount, amount, nothing), 1) for amount in (decode, kv, fixed)),
     )
-    held = np.where(told.rows & told.whole, told.held / np.maximum((end - begin) / 1e9, 1e-9), held)
-    known |= told.rows & told.whole & (costs.capacity > 0)
-    memory = np.where(known, np.minimum(held / (costs.capacity if costs.capacity > 0 else 1.0), 1.0), 1.0)
+    mean_held = np.where(told.whole, told.held / np.maximum((end - begin) / 1e9, 1e-9), held)
+    memory, known = _memory(mean_held, told.whole | (attempts.prompt[rows] != UNKNOWN), costs.capacity)
     return Loads(own.then(told.chains(begin, end, work)), memory, known)
+
+
+def _memory(held: Floats, counted: Flags, capacity: float) -> tuple[Floats, Flags]:
+    """(shares of the KV that there is, which of them are known); the whole of it where not."""
+    known = counted & (capacity > 0)
+    return np.where(known, np.minimum(held / (capacity if capacity > 0 else 1.0), 1.0), 1.0), known
 
 
 def _density(work: Floats, duration: Ints, step: float) -> Ints:

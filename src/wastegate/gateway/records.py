@@ -109,21 +109,10 @@ class Collector:
         status, body = await self._get(replica, before)
         if status == 200:
             try:
-                page = msgspec.json.decode(body, type=Page)
+                return self._take(replica, msgspec.json.decode(body, type=Page), before)
             except msgspec.DecodeError as error:
                 self._say(replica.name, f"its records make no sense: {error}")
                 return _LONG_SECONDS
-            self._measured(replica.name, page.work, page.kv_capacity)
-            self._say(replica.name, f"its records say less than they could: {page.lacks}" if page.lacks else "")
-            now = self._now()
-            clock = self._leads[replica.name] = lead(page, now, self._leads.get(replica.name))
-            heard = hear(replica.name, page, before, now, clock.seconds)
-            if not self._kept(heard, before):
-                return self.config.every
-            if heard.gap is not None:
-                log.warning("some records of %s are lost; its charges are less sure for that time", replica.name)
-            self._cursors[replica.name] = heard.cursor
-            return 0.0 if heard.cursor.sequence < page.last else self.config.every
         if status in (401, 403):
             self._say(
                 replica.name,
@@ -133,6 +122,20 @@ class Collector:
         if status == 503:
             self._say(replica.name, f"it has no records: {body[:300].decode(errors='replace')}")
         return _LONG_SECONDS if status in (401, 403, 404, 405) else self.config.every
+
+    def _take(self, replica: Replica, page: Page, before: Cursor | None) -> float:
+        """Hand on what is new in a page; the seconds until the next is due."""
+        self._measured(replica.name, page.work, page.kv_capacity)
+        self._say(replica.name, f"its records say less than they could: {page.lacks}" if page.lacks else "")
+        now = self._now()
+        clock = self._leads[replica.name] = lead(page, now, self._leads.get(replica.name))
+        heard = hear(replica.name, page, before, now, clock.seconds)
+        if not self._kept(heard, before):
+            return self.config.every
+        if heard.gap is not None:
+            log.warning("some records of %s are lost; its charges are less sure for that time", replica.name)
+        self._cursors[replica.name] = heard.cursor
+        return 0.0 if heard.cursor.sequence < page.last else self.config.every
 
     def _kept(self, heard: Heard, before: Cursor | None) -> bool:
         """Hand it on, if it says anything new; that an idle engine was heard, only now and then."""
