@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.fake_replica import FakeReplica, Fault, Reply, Sse
 from tests.gateway.running import CHAT, Answer, Running, Wire, chat, running
@@ -19,6 +20,7 @@ from wastegate.core.ledger import Entry
 from wastegate.core.world import Breaker, RetryBudget, World
 from wastegate.engines.readback import Seen
 from wastegate.engines.signals import Signals, Spread
+from wastegate.gateway import caps as room
 from wastegate.gateway.caps import Caps
 from wastegate.gateway.request import Route
 from wastegate.gateway.tally import Paced, Report
@@ -144,6 +146,24 @@ def test_off_gives_each_its_own_cap_back() -> None:
     assert fleet.caps.state("a") is None
     fleet.caps.set(batching.Config(on=True, caps=CapConfig("fixed")))
     assert fleet.cap() == 20
+
+
+async def test_a_look_that_fails_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(room, "_TICK_SECONDS", 0.005)
+    fleet = a_fleet()
+    good, fleet.report = fleet.report, None  # type: ignore[assignment]  # no report can be had
+    fleet.caps.start()
+    try:
+        async with asyncio.timeout(5):
+            while "caps cannot follow the load" not in caplog.text:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.005)
+            fleet.report = good
+            while fleet.cap() != 8:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.005)
+    finally:
+        await fleet.caps.stop()
 
 
 def test_a_replica_that_has_left_is_forgotten() -> None:

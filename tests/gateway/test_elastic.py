@@ -145,5 +145,15 @@ async def test_one_that_never_becomes_free_is_stopped_in_the_end(monkeypatch: py
         await here.until(local_2="down")
 
 
+async def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    async with farm() as here:
+        here.waiting = None  # type: ignore[assignment]  # nobody can add that up
+        async with asyncio.timeout(5):
+            while "cannot be followed" not in caplog.text:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.005)
+        here.waiting = 9
+        await here.until(local_3="ready")
+
+
 async def test_it_can_be_stopped_before_it_has_begun() -> None:
     await Farm(CONFIG, 1).elastic.stop()

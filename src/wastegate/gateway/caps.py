@@ -83,8 +83,12 @@ class Caps:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            if self._on:
+            if not self._on:
+                continue
+            try:
                 self.tick()
+            except Exception:  # whatever it is, caps must follow the load again at the next look
+                log.exception("caps cannot follow the load")
 
     def tick(self) -> None:
         """Let every replica's cap follow what has happened since the last time."""
@@ -98,9 +102,10 @@ class Caps:
             config = _within(self._config.caps, most)
             known = self._known.get(name)
             if known is None:
-                known = self._known[name] = _Replica(config.bounded(self._config.start))
+                known = _Replica(config.bounded(self._config.start))
                 known.paced = report.tally.pace(name)
                 self._world.set_cap(name, known.state.cap)
+                self._known[name] = known
                 moved = True
             before = known.state.cap
             known.state = decide(self._signals(name, engine, known, report, now), known.state, config)

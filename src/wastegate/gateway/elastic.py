@@ -71,7 +71,10 @@ class Elastic:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:  # whatever it is, replicas must still come and go with the next look
+                log.exception("the load of the local replicas cannot be followed")
 
     def tick(self) -> None:
         """Look at the load, and let replicas come or go for it."""
