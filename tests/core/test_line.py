@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,6 +174,28 @@ def test_a_closed_group_lets_others_pass_and_keeps_its_places() -> None:
     line.leave("c", served=True)
     assert line.head(closed={"behavior"}) is None
     assert drained(line) == ["a", "b"]
+
+
+def test_dear_tickets_of_many_flows_are_found_without_going_round_for_each_of_their_quanta() -> None:
+    line: Line[int] = Line(2000)
+    for number in range(900):
+        line.join(number, tenant=str(number), cost=1e9)
+    line.join(900, tenant="closed", group="closed", cost=1e9)
+    line.join(901, tenant="cheap", cost=1.0)
+    (round_,) = line._classes.values()
+    rotations = 0
+
+    class Counted(deque[tuple[str, str]]):
+        def rotate(self, by: int = 1) -> None:
+            nonlocal rotations
+            rotations += 1
+            super().rotate(by)
+
+    round_._rotation = Counted(round_._rotation)
+    assert line.head(closed={"closed"}) == 901
+    line.leave(901, served=True)
+    assert line.head(closed={"closed"}) == 0
+    assert rotations < 4 * 902
 
 
 def test_the_turn_of_the_oldest_passes_over_a_closed_group() -> None:

@@ -188,14 +188,26 @@ class _Round(Generic[Ticket]):
         rotation = self._rotation
         if not any(flow[1] not in closed for flow in rotation):
             return None
+        skipped = False
         while True:
             flow = rotation[0]
             if flow[1] not in closed:
                 place, ticket = self._first(flow)
                 if place.cost <= self._deficit[flow]:
                     return ticket
+                if not skipped:
+                    self._skip_rounds(closed)
+                    skipped = True
                 self._deficit[flow] += QUANTUM
             rotation.rotate(-1)
+
+    def _skip_rounds(self, closed: Container[str]) -> None:
+        """All rounds but the last in which nobody could pay yet: dear tickets would take many."""
+        short = [self._first(flow)[0].cost - self._deficit[flow] for flow in self._rotation if flow[1] not in closed]
+        rounds = math.ceil(min(short) / QUANTUM) - 1
+        for flow in self._rotation:
+            if rounds > 0 and flow[1] not in closed:
+                self._deficit[flow] += rounds * QUANTUM
 
     def _first(self, flow: Flow) -> tuple[_Place, Ticket]:
         heap = self._flows[flow]
