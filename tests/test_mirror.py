@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 SUPPORT = frozenset(
     {
         "certificates.py",
+        "collector.py",
         "conftest.py",
         "fake_replica.py",
         "fake_replies.py",

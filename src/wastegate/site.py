@@ -20,7 +20,19 @@ from wastegate.core.ledger import NANO
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.prices import PriceError, find_price
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, config, control, devices, probe, recorder, records, shared, signals, tls
+from wastegate.gateway import (
+    children,
+    config,
+    control,
+    devices,
+    probe,
+    recorder,
+    records,
+    shared,
+    signals,
+    telemetry,
+    tls,
+)
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
 from wastegate.gateway.upstream import Access, Origin, UrlError
@@ -79,6 +91,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     devices: devices.Config = devices.Config()
     ledger: recorder.Config = recorder.Config()
     records: records.Config = records.Config()
+    telemetry: telemetry.Config = telemetry.Config()
     levers: Levers = Levers()
     routes: tuple[Route, ...] = ()
     replicas: tuple[_Replica, ...] = ()
@@ -299,6 +312,7 @@ def _site(file: _File, name: str, secrets: _Secrets) -> Site:
         places=_places(file.replicas),
         records=_records(file.records, name, secrets),
         ledger=file.ledger,
+        telemetry=_telemetry(file.telemetry, secrets),
         levers=file.levers,
         routes=file.routes,
         replicas=tuple(_replicas(file.replicas, name, access)),
@@ -353,6 +367,16 @@ def _control(admin: control.Config, name: str, secrets: _Secrets) -> control.Con
     if not config.is_local(host) and not token:
         raise ConfigError(f"{name}: [admin] listens on {host}, which others can reach: set token_env or token for it")
     return replace(admin, token=token)
+
+
+def _telemetry(given: telemetry.Config, secrets: _Secrets) -> telemetry.Config:
+    setting = ("telemetry", "headers_env")
+    text = secrets.one(given.headers_env, setting)
+    try:
+        more = telemetry.headers_of(text)
+    except ValueError as error:
+        raise ConfigError(f"{secrets.where(setting)}: ${given.headers_env} cannot be used: {error}") from None
+    return replace(given, headers={**given.headers, **more})
 
 
 def _records(given: records.Config, name: str, secrets: _Secrets) -> records.Config:

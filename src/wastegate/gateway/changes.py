@@ -41,6 +41,7 @@ def in_force(running: Config, new: Config) -> Config:
         control=replace(new.control, listen=running.control.listen),
         ledger=replace(running.ledger, when_full=new.ledger.when_full),
         shared=running.shared,
+        telemetry=running.telemetry,
     )
     if new.tls.on != running.tls.on:
         kept = replace(kept, tls=running.tls)
@@ -85,6 +86,10 @@ def _sections(config: Config) -> dict[str, Any]:
         "devices": {**plain(config.devices), "redis": _Secret((config.devices.redis,))},
         "ledger": plain(config.ledger),
         "records": {**plain(config.records), "token": _Secret((config.records.token,))},
+        "telemetry": {
+            **plain(config.telemetry),
+            "headers": {name: _Secret((value,)) for name, value in sorted(config.telemetry.headers.items())},
+        },
         "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
         "levers": plain(config.levers),
         "routes": [plain(route) for route in config.routes],

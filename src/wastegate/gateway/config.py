@@ -10,7 +10,7 @@ from msgspec import Struct
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, control, devices, probe, recorder, records, shared, signals
+from wastegate.gateway import children, control, devices, probe, recorder, records, shared, signals, telemetry
 from wastegate.gateway.devices import Place
 from wastegate.gateway.request import Route
 from wastegate.gateway.serve import Limits
@@ -42,6 +42,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Where replicas' accelerators are measured, by the replica's name."""
     ledger: recorder.Config = recorder.Config()
     records: records.Config = records.Config()
+    telemetry: telemetry.Config = telemetry.Config()
     levers: Levers = Levers()
     """For traffic that no route names; each of the routes has its own."""
     routes: tuple[Route, ...] = ()

@@ -20,6 +20,7 @@ from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, prepare_first
 from wastegate.gateway.request import Gate
 from wastegate.gateway.serve import ClientConnection
+from wastegate.gateway.telemetry import TelemetryError, open_telemetry
 from wastegate.gateway.tls import Certificate
 from wastegate.store.journal import JournalError
 from wastegate.store.schema import LedgerError
@@ -37,7 +38,11 @@ _CLAIM_SECONDS = 3.0
 def open_book(config: Config, worker: str, now: Callable[[], float]) -> Recorder:
     """Where this process writes calls down. Raises StartError."""
     try:
-        return Recorder(config.journal_path, config.ledger_path, worker, config.ledger, now)
+        telemetry = open_telemetry(config.telemetry, worker)
+    except TelemetryError as error:
+        raise StartError(str(error)) from None
+    try:
+        return Recorder(config.journal_path, config.ledger_path, worker, config.ledger, now, telemetry)
     except (LedgerError, JournalError, OSError) as error:
         raise StartError(f"calls cannot be written down: {error}") from None
 

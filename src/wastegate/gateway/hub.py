@@ -267,6 +267,7 @@ class Hub:
     def report(self) -> Report:
         """This process, for its operator."""
         told = Report(len(self.flights), self.waiting, self.recorder.unrecorded, self.recorder.failing, self.tally)
+        told.untold = self.recorder.untold
         if (reuse := self.world.reuse) is not None:
             told.prefix_blocks, told.prefix_bytes = reuse.prefixes.blocks, reuse.prefixes.bytes
             told.collisions = reuse.sticky.collisions

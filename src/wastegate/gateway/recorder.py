@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from wastegate.core.ledger import Admission, Entry, ReplicaSpan
 from wastegate.core.records import Cursor, Heard
+from wastegate.gateway.telemetry import Telemetry
 from wastegate.store.entries import Ledger
 from wastegate.store.journal import Journal, JournalError, replay
 from wastegate.store.schema import LedgerError
@@ -49,9 +50,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 class Recorder:
     """Owns the journal of one gateway process, and the thread that copies it into the ledger."""
 
-    def __init__(self, journal: Path, ledger: Path, worker: str, config: Config, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        journal: Path,
+        ledger: Path,
+        worker: str,
+        config: Config,
+        now: Callable[[], float],
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        """``telemetry`` is told of calls once they are in the ledger, and is closed with this."""
         self._config = config
         self._now = now
+        self._telemetry = telemetry
         self._ledger_path = ledger
         self._directory = journal
         self.cursors: dict[str, Cursor] = {}
@@ -75,6 +86,11 @@ class Recorder:
     def set_rules(self, config: Config) -> None:
         """What to do with new calls on a full disk, from now on. Files stay where they are."""
         self._config = config
+
+    @property
+    def untold(self) -> int:
+        """Calls that telemetry has dropped."""
+        return self._telemetry.dropped if self._telemetry is not None else 0
 
     # ---- the hot path
 
@@ -195,6 +211,9 @@ class Recorder:
         except Exception:  # whatever it is, it must not end this thread: nothing would be copied any more
             log.exception("the ledger cannot be written; the journal keeps the calls")
             self._pending.extendleft(reversed(batch))
+        else:
+            if self._telemetry is not None:
+                self._telemetry.put(entries)
 
     def _remove(self, segment: Path, ledger: Ledger) -> None:
         """A closed segment may go once its calls have come through memory; one with others is read first."""
@@ -208,6 +227,8 @@ class Recorder:
         self._stopping = True
         self._due.set()
         self._thread.join(timeout=_CLOSE_SECONDS)
+        if self._telemetry is not None:
+            self._telemetry.close()
         self._journal.close()
         try:
             self._recover()

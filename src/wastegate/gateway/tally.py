@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from wastegate.core.fleet import ReplicaState
-from wastegate.core.ledger import Entry
+from wastegate.core.ledger import NANO, Entry
 
 # Seconds. From a prefix-cached first token on a small model to a long answer on a loaded one.
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -149,6 +150,8 @@ class Report(Struct):
     prefix_bytes: int = 0
     """What that index may take; 0 where nobody routes by it."""
     collisions: int = 0
+    untold: int = 0
+    """Calls that telemetry has dropped."""
 
     def merge(self, other: Report) -> None:
         self.flights += other.flights
@@ -159,6 +162,7 @@ class Report(Struct):
         self.prefix_blocks += other.prefix_blocks
         self.prefix_bytes += other.prefix_bytes
         self.collisions += other.collisions
+        self.untold += other.untold
 
 
 def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
@@ -194,6 +198,7 @@ def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
         ("wastegate_stored_tokens_total", tally.stored_tokens, "Tokens of stored answers, prompts included."),
         ("wastegate_simhash_collisions_total", report.collisions, "Prompts with the SimHash of another one."),
         ("wastegate_unrecorded_calls_total", report.unrecorded, "Calls served that the journal could not take."),
+        ("wastegate_telemetry_dropped_calls_total", report.untold, "Ended calls that no collector could be told of."),
     ):
         _family(lines, name, "counter", text, [("", value)])
     if report.prefix_bytes:
@@ -222,6 +227,13 @@ def exposition(report: Report, states: tuple[ReplicaState, ...]) -> str:
         "Most calls in flight that the replica is given now.",
         [(f'replica="{_escape(s.replica.name)}"', s.replica.cap) for s in states if s.replica.cap is not None],
     )
+    _family(
+        lines,
+        "wastegate_replica_price_dollars_per_hour",
+        "gauge",
+        "What an hour of the replica costs, busy or idle; what a call costs is the audit's.",
+        [(f'replica="{_escape(s.replica.name)}"', s.replica.price / NANO) for s in states if s.replica.price],
+    )
     lines += tally.first_token.lines("wastegate_time_to_first_token_seconds", "From arrival to the first token.")
     lines += tally.duration.lines("wastegate_call_duration_seconds", "From arrival to the end of the call.")
     return "\n".join(lines) + "\n"
@@ -240,7 +252,7 @@ def _labelled(counts: dict[str, int], first: str, second: str) -> list[tuple[str
     return samples
 
 
-def _family(lines: list[str], name: str, kind: str, text: str, samples: list[tuple[str, int]]) -> None:
+def _family(lines: list[str], name: str, kind: str, text: str, samples: Sequence[tuple[str, float]]) -> None:
     lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
     lines += [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples]
 
