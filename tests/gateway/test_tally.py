@@ -38,8 +38,8 @@ def test_stored_answers_and_the_index_are_counted() -> None:
     report = Report(tally=tally, prefix_blocks=7, prefix_bytes=64, collisions=2)
     report.merge(Report(tally=tally, prefix_blocks=1, prefix_bytes=64, collisions=1))
     got = samples(exposition(report, ()))
-    assert got["wastegate_stored_answers_total"] == 4
-    assert got["wastegate_stored_tokens_total"] == 84
+    assert got["wastegate_answer_cache_hits_total"] == 4
+    assert got["wastegate_answer_cache_tokens_total"] == 84
     assert got["wastegate_simhash_collisions_total"] == 3
     assert (got["wastegate_prefix_index_blocks"], got["wastegate_prefix_index_bytes"]) == (8, 128)
     assert "wastegate_prefix_index_blocks" not in samples(exposition(Report(), ()))
