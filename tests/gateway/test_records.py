@@ -19,7 +19,7 @@ from tests.gateway_process import GatewayProcess
 from tests.ledgers import record, run
 from wastegate.core.fleet import Replica
 from wastegate.core.ledger import Work
-from wastegate.core.records import Cursor, Heard, Ring, attempt_of
+from wastegate.core.records import Cursor, Heard, Page, Ring, attempt_of
 from wastegate.gateway import records
 from wastegate.gateway.records import Collector, Config
 from wastegate.store.entries import Ledger
@@ -239,6 +239,12 @@ async def test_an_idle_engine_makes_no_entries() -> None:
     assert len(kept.heard) == 1
 
 
+def page(**counted: int) -> bytes:
+    """What an engine may tell, with one record that has counted this."""
+    told = record("a.1", run(1.0, 2.0))
+    return msgspec.json.encode(Page("first", 0.0, 3.0, 1, 1, (replace(told, **counted),)))
+
+
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
@@ -248,6 +254,8 @@ async def test_an_idle_engine_makes_no_entries() -> None:
         (504, None, ""),
         (200, b"not json", "make no sense"),
         (200, json.dumps({"boot": 1}).encode(), "make no sense"),
+        (200, page(prompt=1 << 64), "make no sense"),
+        (200, page(sequence=-1), "make no sense"),
     ],
 )
 async def test_what_an_engine_answers_instead_is_said_once(

@@ -3,9 +3,9 @@ cost is ``core.attribution``'s."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from wastegate.core.call import Divergence
 
@@ -158,17 +158,21 @@ class ReplicaSpan(Struct, frozen=True, gc=False):
     """Energy that its accelerators have used within this span so far; None where nobody measures it."""
 
 
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""What an engine says that it has counted: beyond this it is a fault, and would not fit where it is stored."""
+
+
 class Run(Struct, frozen=True, gc=False, array_like=True):
     """Consecutive steps of an engine in which it did the same for one request: a part of its prompt, a stretch of its
     decoding, or nothing but keep its KV. Times in epoch seconds; counts are of all its steps together."""
 
     start: float
     end: float
-    steps: int
-    prefill: int
+    steps: Count
+    prefill: Count
     """Prompt tokens computed, those computed anew after a preemption too; cached ones are not."""
-    decode: int
-    draft: int
+    decode: Count
+    draft: Count
     """Draft tokens that were verified."""
     kv: float
     """Token-seconds of KV held. A block that several requests held counts for each as its part of it."""
@@ -181,7 +185,7 @@ Measured = Literal["steps", "times"]
 class EngineRecord(Struct, frozen=True, gc=False):
     """What an engine did for one request, by its own account. It arrives late, and is joined by ``id``."""
 
-    sequence: int
+    sequence: Count
     """From 1, without a gap, within one life of the engine."""
     id: str
     """The engine's own: the attempt's ``<entry>.<number>`` stands in it."""
@@ -189,10 +193,10 @@ class EngineRecord(Struct, frozen=True, gc=False):
     ended: float
     finish: str
     """"stop", "length", "abort", "error": as the engine says."""
-    prompt: int
-    cached: int
-    output: int
-    preemptions: int = 0
+    prompt: Count
+    cached: Count
+    output: Count
+    preemptions: Count = 0
     runs: tuple[Run, ...] = ()
     measured: Measured = "steps"
 

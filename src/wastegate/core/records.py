@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from wastegate.core.admission import CapConfig
-from wastegate.core.ledger import EngineRecord, Measured, RecordGap, Work
+from wastegate.core.ledger import Count, EngineRecord, Measured, RecordGap, Work
 
 # An engine wraps the x-request-id that it was given: "chatcmpl-<id>", "cmpl-<id>-<prompt>", and inside vLLM
 # "<choice>_" before and "-<8 hex digits>" behind it.
@@ -31,13 +31,13 @@ class Page(Struct, frozen=True):
     """Another after each start of the engine: sequence numbers begin anew."""
     started: float
     now: float
-    first: int
+    first: Count
     """The oldest record that is still kept; ``last + 1`` where none is."""
-    last: int
+    last: Count
     """The newest; 0 before any."""
     records: tuple[EngineRecord, ...]
     measured: Measured = "steps"
-    kv_capacity: int | None = None
+    kv_capacity: Count | None = None
     """Tokens of KV cache."""
     lacks: str = ""
     """Empty, or what this version of the engine does not have, so that the records say less."""
