@@ -58,6 +58,7 @@ def assert_conserved(charges: Charges) -> None:
 # ---- properties
 
 
+@settings(deadline=None)
 @given(told_calls(), spans(), times, times, drawn_gaps())
 def test_requests_idle_and_overhead_are_the_bill_on_any_window(
     told: Called, life: list[ReplicaSpan], start: float, length: float, gaps: list[RecordGap]
@@ -66,20 +67,21 @@ def test_requests_idle_and_overhead_are_the_bill_on_any_window(
         assert_conserved(charge(told[0], life, *window, told[1], gaps))
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(told_calls(), spans(), times, times)
 def test_what_an_engine_tells_changes_parts_and_never_the_bill(
     told: Called, life: list[ReplicaSpan], start: float, length: float
 ) -> None:
     alone, exact = (charge(told[0], life, start, start + length, records) for records in ((), told[1]))
-    assert (exact.bill, exact.requests) == (alone.bill, alone.requests)
-    assert (exact.idle, exact.overhead) == (alone.idle, alone.overhead)
+    assert exact.bill == alone.bill
+    for name in ("requests", "idle", "overhead"):  # each replica's are rounded once
+        assert abs(getattr(exact, name) - getattr(alone, name)) <= len(exact.replicas)
     assert (exact.estimate == alone.amount).all()
     for one, other in zip(alone.replicas, exact.replicas, strict=True):
-        assert (one.busy, one.bill, one.requests) == (other.busy, other.bill, other.requests)
+        assert (one.busy, one.bill, one.up) == (other.busy, other.bill, other.up)
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(told_calls(), spans())
 def test_energy_is_shared_and_no_more_than_was_used(told: Called, life: list[ReplicaSpan]) -> None:
     charges = charge(told[0], life, records=told[1])
@@ -94,6 +96,7 @@ def test_energy_is_shared_and_no_more_than_was_used(told: Called, life: list[Rep
             assert joules.sum() <= bill.joules * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(told_calls(), spans(), times)
 def test_two_windows_that_meet_sum_to_the_whole(told: Called, life: list[ReplicaSpan], cut: float) -> None:
     entries, records = told
@@ -106,6 +109,7 @@ def test_two_windows_that_meet_sum_to_the_whole(told: Called, life: list[Replica
         assert abs(getattr(before, name) + getattr(after, name) - getattr(whole, name)) <= 3 * len(whole.replicas)
 
 
+@settings(deadline=None)
 @given(told_calls(), spans(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_changes_nothing(told: Called, life: list[ReplicaSpan], chance: st.randoms) -> None:  # type: ignore[valid-type]
     facts = gather(told[0], life, records=told[1])
@@ -133,6 +137,7 @@ def test_the_order_of_rows_changes_nothing(told: Called, life: list[ReplicaSpan]
     assert one.replicas == other.replicas
 
 
+@settings(deadline=None)
 @given(told_calls(), spans())
 def test_it_agrees_with_reckoning_instant_by_instant(told: Called, life: list[ReplicaSpan]) -> None:
     facts = gather(told[0], life, records=told[1])

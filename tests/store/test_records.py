@@ -89,7 +89,7 @@ def test_gaps_are_facts(ledger: Ledger) -> None:
     assert ledger.facts(-INFINITE, INFINITE).gaps == (one, two)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(told_calls())
 def test_a_ledger_gives_the_facts_that_the_entries_give(
     tmp_path: Path, told: tuple[list[Entry], list[EngineRecord]]
