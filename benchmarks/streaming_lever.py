@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import signal
 import sys
 import tempfile
 import time
@@ -187,6 +188,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     parser.add_argument("--without", action="append", default=[], choices=("local", "vllm"), help="leave one out")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whatever is up is ended, too
     without = {*arguments.without, *(["vllm"] if arguments.quick else [])}
     design = Design(blocks=6, spares=2, seconds=1.0, warmup=0.0, mirrored=False)
     if arguments.quick:
