@@ -1,1 +1,1 @@
-"""Replicas that model an engine, the loads that are sent to them, and turns of gateways in front: benchmarks/routing.py."""
+"""Replicas that model an engine, the loads sent to them, and turns of gateways in front: for benchmarks/routing.py."""

@@ -34,7 +34,9 @@ class Replica:
         self.engine = Engine(BASE)
         self.fleet = fleet
         self.jobs: dict[Job, Served] = {}
-        self.prompt = self.cached = self.served = 0
+        self.prompt = self.cached = self.served = self.steps = 0
+        self.late = 0.0
+        """Seconds that steps ended later than the model says: others are at work on this machine."""
         self._work: asyncio.Task[None] | None = None
 
     @property
@@ -47,7 +49,8 @@ class Replica:
         )
         self.engine = Engine(speed)
         self.jobs.clear()
-        self.prompt = self.cached = self.served = 0
+        self.prompt = self.cached = self.served = self.steps = 0
+        self.late = 0.0
 
     def add(self, job: Job, client: Served) -> None:
         self.jobs[job] = client
@@ -66,6 +69,8 @@ class Replica:
             seconds, finished, decoding = engine.begin()
             now += seconds
             await asyncio.sleep(max(0.0, now - time.perf_counter()))
+            self.steps += 1
+            self.late += max(0.0, time.perf_counter() - now)
             now = max(now, time.perf_counter() - 0.01)
             done = engine.end(finished, decoding, now)
             for job in done.first:
@@ -144,6 +149,7 @@ class Orders(asyncio.Protocol):
             "prompt": sum(replica.prompt for replica in self._fleet),
             "cached": sum(replica.cached for replica in self._fleet),
             "served": [replica.served for replica in self._fleet],
+            "late": sum(replica.late for replica in self._fleet) / max(1, sum(r.steps for r in self._fleet)),
             "ratios": list(self._ratios),
         }
         self._ratios.clear()

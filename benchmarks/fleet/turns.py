@@ -50,6 +50,8 @@ class Result(Struct, frozen=True):
     ratios: list[float]
     """Most in flight ÷ mean, at each arrival with a mean of 8 or more."""
     failed: int
+    late: float
+    """Seconds that the replicas' steps were late on the mean: what they modelled took longer than it should have."""
 
 
 def ours(policy: str) -> Callable[[int, list[int], Path], Start]:
@@ -123,6 +125,7 @@ def turn(fleet: Fleet, load: Load, arm: Peer, seed: int) -> Result:
     return Result(
         load.name, arm.name, seed, seen, _int(said, "computed"), _int(said, "prompt"), _int(said, "cached"),
         pooled(prompts, load.blocks * REPLICAS), msgspec.convert(said["ratios"], list[float]), len(ttft) - len(seen),
+        msgspec.convert(said["late"], float),
     )  # fmt: skip
 
 
