@@ -14,7 +14,7 @@ from wastegate.gateway import answer_cache
 from wastegate.gateway.answer_cache import Answers, Kept
 from wastegate.gateway.request import Route
 from wastegate.levers import Config as Levers
-from wastegate.levers import routing, streaming
+from wastegate.levers import batching, routing, streaming
 
 CACHED = (Route("chat", "/v1/chat/*", answer_seconds=60.0),)
 
@@ -119,6 +119,18 @@ async def test_what_is_an_error_or_incomplete_or_too_long_is_not_kept(tmp_path: 
         entries = await gateway.closed(2)
     assert len(replica.calls) >= 2
     assert not any(entry.was_stored for entry in entries)
+
+
+async def test_what_was_reduced_is_not_kept(tmp_path: Path) -> None:
+    always = batching.Degrade(night="00:00-24:00", max_tokens=5)
+    levers = Levers(batching=batching.Config(on=True, degrade=always))
+    routes = (Route("chat", "/v1/chat/*", answer_seconds=60.0, levers=levers),)
+    async with FakeReplica() as replica, running(tmp_path, replica, routes=routes) as gateway:
+        first = await gateway.post(chat("Hello", temperature=0))
+        assert first.header("x-wastegate-reduced") == "max_tokens=5"
+        await gateway.post(chat("Hello", temperature=0))
+        await gateway.closed(2)
+    assert len(replica.calls) == 2
 
 
 async def test_a_route_that_does_not_ask_for_it_keeps_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from wastegate.core.lifecycle import Life
 from wastegate.core.plan import Refusal, Timers
 from wastegate.gateway.heads import Headers
 from wastegate.gateway.hub import Hub
-from wastegate.gateway.relay import Client, Flight, Outgoing
+from wastegate.gateway.relay import REDUCED, Client, Flight, Outgoing
 
 MOST_BYTES = 64 << 20
 """Of all answers that one process keeps."""
@@ -74,7 +74,8 @@ class Answers:
 
 
 class Keeper:
-    """A client whose answer is kept as it passes, if it comes whole."""
+    """A client whose answer is kept as it passes, if it comes whole. One that was reduced is not: what was short of
+    something then need not be now."""
 
     def __init__(self, client: Client, answers: Answers, key: bytes, seconds: float) -> None:
         self._client = client
@@ -108,7 +109,8 @@ class Keeper:
         if entry is not None and entry.outcome == "finished" and entry.attempts and self._head is not None:
             status, headers = self._head
             ran = entry.attempts[-1]
-            if status == 200 and self._size <= MOST_ANSWER:
+            reduced = any(name == REDUCED for name, _ in headers)
+            if status == 200 and self._size <= MOST_ANSWER and not reduced:
                 kept = Kept(
                     entry.id, entry.ended, entry.ended + self._seconds, status, headers, b"".join(self._pieces),
                     entry.finish_reason, ran.prompt_tokens, ran.output_tokens,

@@ -30,7 +30,7 @@ from wastegate.openai.sse import Continued, text_of
 
 _KEPT_BYTES = 512 * 1024
 """Of a stream that may continue elsewhere, at most this much is kept; a longer one fails where it breaks."""
-_REDUCED = b"x-wastegate-reduced"
+REDUCED = b"x-wastegate-reduced"
 """What a call got less of than it asked for: said to its replica and to its client."""
 _END_GRACE = 1.0
 """Seconds that a replica may take to end its answer after [DONE]; the client has had enough by then."""
@@ -249,8 +249,8 @@ class Flight:
             self._answer = Answer(self._call, command.claimed)
         if command.plan.most_tokens is not None:
             self._out.body = with_most_tokens(self._out.body, command.plan.most_tokens)
-        if command.plan.reduced and _REDUCED not in self._out.headers:
-            self._out.headers += b"%s: %s\r\n" % (_REDUCED, command.plan.reduced.encode())
+        if command.plan.reduced and REDUCED not in self._out.headers:
+            self._out.headers += b"%s: %s\r\n" % (REDUCED, command.plan.reduced.encode())
         self._body = self._out.body
         if self._gone:
             self._reply("hung_up", "the client left")
@@ -354,8 +354,9 @@ class Flight:
             reuse.began(self._call.id)
         self._streaming = answer.reader is not None
         headers = answer.headers
-        if self._plan is not None and self._plan.reduced:
-            headers = [*headers, (_REDUCED, self._plan.reduced.encode())]
+        asked = self._asked  # not ``_plan``, which is gone where an answer is held until its end
+        if asked is not None and asked.reduced:
+            headers = [*headers, (REDUCED, asked.reduced.encode())]
         self._client.begin(answer.status, headers, answer.length(waiting))
 
     # ---- ends
