@@ -57,3 +57,9 @@ async def test_a_redis_that_is_gone_or_hangs_is_told_without_its_password(server
     for error in (hung, gone):
         assert str(error.value)
         assert "secret" not in str(error.value)
+
+
+async def test_a_url_that_makes_no_sense_is_not_quoted() -> None:
+    with pytest.raises(RedisError, match="no URL of a Redis") as error:
+        await collect("redis://:pa:secret#word@127.0.0.1/0", "site", ["a"], Board(lambda: 1000.0), 5.0)
+    assert "secret" not in str(error.value)

@@ -43,7 +43,12 @@ async def _read(url: str, keys: Sequence[str], seconds: float) -> list[bytes | N
         from redis.exceptions import RedisError as ClientError
     except ImportError:
         raise RedisError("the client for Redis is not installed: pip install 'wastegate[redis]'") from None
-    client = Redis.from_url(url, max_connections=1)
+    try:
+        client = Redis.from_url(url, max_connections=1)
+    except ValueError:  # its text may hold a part of the password
+        raise RedisError(
+            "[devices] redis is no URL of a Redis; in a password @, : and / are written %40, %3A, %2F"
+        ) from None
     try:
         async with asyncio.timeout(seconds):
             # No more of a value than is allowed is fetched.
