@@ -4,6 +4,7 @@ over HTTP like any other replica."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -169,7 +170,8 @@ class Child:
             try:
                 await asyncio.wait_for(process.wait(), seconds)
             except TimeoutError:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                    os.killpg(process.pid, signal.SIGKILL)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
