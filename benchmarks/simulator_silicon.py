@@ -263,12 +263,12 @@ def verdict(scored: Sequence[Scored]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="every third run, and two rounds of fitting")
+    parser.add_argument("--quick", action="store_true", help="every third run, and one round of fitting")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--data", type=Path, default=DATA, help="the measured runs to fit to")
     parser.add_argument("--score", type=Path, help="other runs to score (default: the same)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=4, help="rounds of fitting (default: 4)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of fitting (default: 2; more change little)")
     arguments = parser.parse_args()
     if not arguments.data.exists():
         print(f"bar: fail: no measured runs at {arguments.data}")
@@ -281,7 +281,7 @@ def main() -> int:
     judge = Judge(arguments.processes)
     try:
         run_all = partial(leave_one_out, runs, scored_runs, judge)
-        scored, fits = run_all(2 if arguments.quick else arguments.rounds)
+        scored, fits = run_all(1 if arguments.quick else arguments.rounds)
         if not arguments.quick:
             fits["all"] = dict(zip(FITTED, map(float, fit(runs, judge, arguments.rounds)), strict=True))
     finally:

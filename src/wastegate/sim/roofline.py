@@ -16,21 +16,21 @@ class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
     """How far an engine gets. The defaults are vLLM's on H100 and H200, fitted to measured runs of dense models
     (``benchmarks/simulator_silicon.py``, which scores them on models that they were not fitted to)."""
 
-    compute: float = 0.53
+    compute: float = 0.54
     """Of peak operations, in large matrix products."""
-    weights: float = 1.0
+    weights: float = 0.84
     """Of memory bandwidth, reading weights."""
-    kv: float = 0.68
+    kv: float = 0.58
     """Of memory bandwidth, reading KV."""
-    attention: float = 0.93
+    attention: float = 0.81
     """Of peak operations, in the attention of prompts."""
-    link: float = 0.49
+    link: float = 0.43
     """Of the link's rate, in sums over devices."""
-    sum_seconds: float = 25e-6
+    sum_seconds: float = 24e-6
     """Fixed cost of one sum over devices."""
-    step_seconds: float = 1.84e-3
+    step_seconds: float = 1.0e-3
     """Fixed cost of a step: scheduling, launching, sampling."""
-    sequence_seconds: float = 6.7e-6
+    sequence_seconds: float = 10e-6
     """Of a step, for each running sequence."""
     relative_doubt: float = 0.4
 
@@ -40,7 +40,7 @@ class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is {getattr(self, name)}: a share of what the hardware can do at most")
 
 
-FRONT_SECONDS = 0.018
+FRONT_SECONDS = 0.019
 """From a request's arrival until its engine knows of it: fitted with the efficiencies."""
 
 
