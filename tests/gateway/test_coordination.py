@@ -247,7 +247,8 @@ async def test_who_is_silent_for_long_is_called_hung(tmp_path: Path) -> None:
 
 async def test_counts_add_up_and_never_go_down(tmp_path: Path) -> None:
     def counted(number: int, failing: str = "") -> Report:
-        return Report(flights=number, waiting=1, failing=failing, tally=Tally({"finished chat": number}))
+        tally = Tally({"finished chat": number})
+        return Report(flights=number, waiting=1, failing=failing, tally=tally, prefix_blocks=number, prefix_bytes=64)
 
     async with house(tmp_path) as here:
         one, two = here.workers
@@ -261,6 +262,7 @@ async def test_counts_add_up_and_never_go_down(tmp_path: Path) -> None:
         assert report.tally.outcomes == {"finished chat": 15}
         assert (report.flights, report.waiting) == (5, 1), "what the dead one had in flight is over"
         assert report.failing == "", "its disk is no concern any more"
+        assert (report.prefix_blocks, report.prefix_bytes) == (5, 64), "what it knew of prompts is gone with it"
         third = await here.hire()
         third.report = counted(2)
         await here.until(lambda: here.coordinator.report().tally.outcomes["finished chat"] == 17, "it counts anew")

@@ -201,6 +201,7 @@ class Coordinator:
         if peer.status.report is not None:
             self._buried.merge(peer.status.report)
             self._buried.flights = self._buried.waiting = 0
+            self._buried.prefix_blocks = self._buried.prefix_bytes = 0
             self._buried.failing = ""
         if lost:
             log.warning(
