@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import multiprocessing
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +115,7 @@ def on_ray(address: str) -> Spread:
     def spread(jobs: Sequence[Where]) -> Iterator[tuple[int, Report]]:
         where = {} if address == "local" else {"address": address}
         try:
-            ray.init(**where, log_to_driver=False, include_dashboard=False, logging_level="error")
+            ray.init(**where, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError) as error:
             raise SweepError(f"--ray {address}: no cluster there ({error})") from None
         try:
