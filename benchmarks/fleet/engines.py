@@ -21,7 +21,7 @@ from benchmarks.fleet.loads import text
 from benchmarks.fleet.turns import ours
 from benchmarks.overhead.peers import MissingError, Peer, Running
 
-REPLICAS, PRODUCTS, QUESTIONS, AT_ONCE = 3, 24, 60, 6
+REPLICAS, PRODUCTS, QUESTIONS, AT_ONCE = 3, 24, 100, 6
 PRODUCT_BYTES = 1600
 """About 700 tokens under SmolLM2's vocabulary, since the words are made up."""
 KV_BYTES = 140 << 20
