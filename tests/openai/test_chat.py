@@ -279,8 +279,22 @@ def test_usage_and_the_end_of_an_answer(body: bytes, usage: Usage | None, reason
         (b'{"model":"m","max_tokens":null}', b'{"model":"m","max_tokens":9}'),
         (b'{"prompt":"say \\"max_tokens\\""}', b'{"max_tokens":9,"prompt":"say \\"max_tokens\\""}'),
         (b'{"prompt":""max_tokens"}', b'{"prompt":""max_tokens"}'),
+        (b'{"max\\u005ftokens":50}', b'{"max_tokens":9}'),
+        (b'{"prompt":"\\u00e9"}', b'{"prompt":"\\u00e9","max_tokens":9}'),
     ],
-    ids=["none", "blank first", "above", "below", "new name", "both", "null", "only spoken of", "no JSON"],
+    ids=[
+        "none",
+        "blank first",
+        "above",
+        "below",
+        "new name",
+        "both",
+        "null",
+        "only spoken of",
+        "no JSON",
+        "a name in disguise",
+        "other escapes",
+    ],
 )
 def test_an_answer_is_bounded(body: bytes, bounded: bytes) -> None:
     assert with_most_tokens(body, 9) == bounded

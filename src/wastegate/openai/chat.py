@@ -112,14 +112,15 @@ def with_usage(body: bytes, request: Request) -> bytes:
 def with_most_tokens(body: bytes, most: int) -> bytes:
     """The same body, asking for at most ``most`` tokens. A body that names no bound gets one as a prefix; in one that
     does, the numbers are lowered where they are above it."""
-    if b'"max_tokens"' not in body and b'"max_completion_tokens"' not in body:
+    named = b'"max_tokens"' in body or b'"max_completion_tokens"' in body
+    if not named and b"\\u" not in body:  # an escape may hide either name, and of two the last would count
         at = body.index(b"{") + 1
         return b'%b"max_tokens":%d,%b' % (body[:at], most, body[at:])
     members = _members(body)
     if members is None:
         return body
-    named = [name for name in ("max_completion_tokens", "max_tokens") if _bound(members.get(name)) is not None]
-    bounds = {name: min(_bound(members[name]) or 0, most) for name in named} or {"max_tokens": most}
+    asked = {name: _bound(members.get(name)) for name in ("max_completion_tokens", "max_tokens")}
+    bounds = {name: min(bound, most) for name, bound in asked.items() if bound is not None} or {"max_tokens": most}
     return msgspec.json.encode({**members, **bounds})
 
 
