@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from wastegate import levers, site
+from wastegate.core.fleet import Replica, ReplicaState
+from wastegate.gateway.tally import Report, exposition
 from wastegate.places import struct_of
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "wastegate.toml"
@@ -51,6 +53,15 @@ def test_it_shows_every_setting_of_every_lever() -> None:
     shown = tomllib.loads(WRITTEN_OUT)["levers"]
     for lever, names in settings(levers.Config).items():
         assert set(shown[lever]) == names, f"[levers.{lever}] of {EXAMPLE.name}"
+
+
+def test_the_rules_for_prometheus_ask_for_metrics_that_there_are() -> None:
+    rules = (EXAMPLE.parent / "prometheus" / "rules.yml").read_text(encoding="utf-8")
+    states = (ReplicaState(Replica("a", "", price=1, cap=1)),)
+    had = set(re.findall(r"^# TYPE (\w+)", exposition(Report(), states), flags=re.M))
+    asked = {name.removesuffix("_bucket") for name in re.findall(r"\bwastegate_\w+", rules)}
+    assert len(asked) > 10
+    assert asked - had == {"wastegate_config_reload_failures_total"}, "this one is the configuration's"
 
 
 def test_it_names_no_path_or_key_of_anybody() -> None:

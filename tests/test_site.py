@@ -147,6 +147,7 @@ def test_what_downloads_need_of_the_environment(monkeypatch: pytest.MonkeyPatch)
         ('[admin]\nlisten = "0.0.0.0:8081"\n', r"listens on 0\.0\.0\.0, which others can reach: set token_env"),
         ('[admin]\ntoken = "a"\ntoken_env = "B"\n', r"\[admin\] has both token and token_env: keep one"),
         ('[records]\ntoken = "a"\ntoken_env = "B"\n', r"\[records\] has both token and token_env: keep one"),
+        ('[telemetry]\nendpoint = "collector"\n', r"x\.toml:1: endpoint is 'collector': write the collector's address"),
         ("[records]\nevery = 0.0\n", r"x\.toml:1: every and timeout must be above 0 seconds"),
         (f'{REPLICA}name = "a"\n{REPLICA}name = "a"\n', r"two replicas are called 'a': give each a name"),
         ('[[replicas]]\nurl = "127.0.0.1:8101"\n', r"replica 'replica-1': '127\.0\.0\.1:8101' is not an http://"),
@@ -245,6 +246,7 @@ url = "http://b:8000"
         ('[gateway]\napi_keys_env = "{}"\n', 2),
         ('[admin]\ntoken_env = "{}"\n', 2),
         ('[records]\ntoken_env = "{}"\n', 2),
+        ('[telemetry]\nheaders_env = "{}"\n', 2),
         (REPLICA + 'api_key_env = "{}"\n', 3),
     ],
 )
@@ -255,6 +257,20 @@ def test_a_variable_that_is_not_set_is_named_but_a_secret_is_not_repeated(text: 
     with pytest.raises(ConfigError, match="names an environment variable that is not set") as caught:
         parse(text.format("sk-live-0123456789"))
     assert "sk-live" not in str(caught.value)
+
+
+def test_what_is_sent_to_a_collector_may_hold_a_secret() -> None:
+    text = """
+[telemetry]
+endpoint = "http://c:4318"
+headers = { x-scope = "here" }
+headers_env = "MORE"
+"""
+    gateway = parse(text, MORE="Authorization=Bearer abc=").gateway
+    assert gateway.telemetry.headers == {"x-scope": "here", "authorization": "Bearer abc="}
+    with pytest.raises(ConfigError, match=r"x\.toml:5: \$MORE cannot be used: it must read name=value") as caught:
+        parse(text, MORE="abcdef")
+    assert "abcdef" not in str(caught.value)
 
 
 def test_where_accelerators_are_measured() -> None:

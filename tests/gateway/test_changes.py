@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from wastegate.core.fleet import Replica
 from wastegate.core.plan import Rules, Timers
 from wastegate.core.world import Breaker, RetryBudget
-from wastegate.gateway import children, control, devices, probe, recorder, signals
+from wastegate.gateway import children, control, devices, probe, recorder, signals, telemetry
 from wastegate.gateway.changes import compare, in_force, shown
 from wastegate.gateway.config import Config
 from wastegate.gateway.request import Route
@@ -22,7 +22,16 @@ from wastegate.gateway.upstream import Access
 
 A = Replica("a", "http://a:8000", price=2_500_000_000, cap=4)
 B = Replica("b", "https://b:8000", ("small",))
-SECRETS = ("token-1234", "client-key-1", "client-key-2", "replica-key-1", "argument-1", "argument-2", "-----PEM-----")
+SECRETS = (
+    "token-1234",
+    "client-key-1",
+    "client-key-2",
+    "replica-key-1",
+    "argument-1",
+    "argument-2",
+    "-----PEM-----",
+    "header-1",
+)
 FULL = Config(
     data=Path("somewhere"),
     control=control.Config(token="token-1234"),
@@ -33,6 +42,7 @@ FULL = Config(
     api_keys=("client-key-1", "client-key-2"),
     api_keys_env="CLIENT_KEYS",
     access={"b": Access("replica-key-1", "B_KEY", "ca.pem", "-----PEM-----")},
+    telemetry=telemetry.Config(endpoint="http://c:4318", headers={"authorization": "header-1"}),
 )
 
 
@@ -45,6 +55,8 @@ FULL = Config(
         ({"breaker": Breaker(failures=2)}, ["[breaker] failures: 5 → 2"]),
         ({"probe": probe.Config(path="/ready")}, ["[probe] path: /health → /ready"]),
         ({"limits": Limits(line=7, connections=9)}, ["[limits] connections: 10000 → 9", "[limits] line: 1000 → 7"]),
+        ({"telemetry": telemetry.Config(endpoint="http://d:4318", headers={"x-key": "header-1"})},
+         ["[telemetry] endpoint: http://c:4318 → http://d:4318", "[telemetry] headers: changed"]),
         ({"ledger": recorder.Config(when_full="serve")}, ["[ledger] when_full: refuse → serve"]),
         ({"control": control.Config(token="token-9")}, ["[admin] token: changed"]),
         ({"control": control.Config()}, ["[admin] token: removed"]),

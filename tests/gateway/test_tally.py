@@ -138,6 +138,20 @@ def test_how_long_tokens_take_is_summed_for_streams_that_were_answered_whole() -
     assert tally.pace("r1") == Paced(2, 20, 2.0)
 
 
+def test_what_an_hour_costs_is_shown_where_somebody_has_said_it() -> None:
+    states = (ReplicaState(Replica("a", "", price=2_500_000_000)), ReplicaState(Replica("b", "")))
+    got = samples(exposition(Report(), states))
+    assert {name: value for name, value in got.items() if "price" in name} == {
+        'wastegate_replica_price_dollars_per_hour{replica="a"}': 2.5
+    }
+
+
+def test_what_no_collector_got_is_counted() -> None:
+    report = Report(untold=2)
+    report.merge(Report(untold=3))
+    assert samples(exposition(report, ()))["wastegate_telemetry_dropped_calls_total"] == 5
+
+
 def test_caps_are_shown_where_there_are_any() -> None:
     states = (ReplicaState(Replica("a", "", cap=12)), ReplicaState(Replica("b", "")))
     got = samples(exposition(Report(), states))

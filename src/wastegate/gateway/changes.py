@@ -88,7 +88,7 @@ def _sections(config: Config) -> dict[str, Any]:
         "records": {**plain(config.records), "token": _Secret((config.records.token,))},
         "telemetry": {
             **plain(config.telemetry),
-            "headers": {name: _Secret((value,)) for name, value in sorted(config.telemetry.headers.items())},
+            "headers": _Secret(tuple(f"{name}={value}" for name, value in sorted(config.telemetry.headers.items()))),
         },
         "shared": {**plain(config.shared), "redis": _Secret((config.shared.redis,))},
         "levers": plain(config.levers),
