@@ -281,6 +281,7 @@ async def test_a_stream_that_breaks_breaks_for_all(tmp_path: Path) -> None:
         for wire, answer in calls:
             with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
                 await rest(wire, answer)
+            assert b"the answer is incomplete" in answer.body
         entries = await gateway.closed(2)
     assert [entry.outcome for entry in entries] == ["failed", "failed"]
     assert {entry.reason for entry in entries} == {entries[0].reason}

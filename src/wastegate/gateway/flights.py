@@ -33,7 +33,7 @@ class SharedFlight(Flight):
     without the client that it began for. As a follower it has no replica: it is a member of its leader's fan.
     """
 
-    __slots__ = ("_end", "_leader", "_left", "_own", "_ran", "_started", "fan")
+    __slots__ = ("_end", "_leader", "_left", "_own", "_ran", "_started", "_torn", "fan")
 
     def __init__(self, hub: Hub, client: Client, call: Call, life: Life, out: Outgoing, timers: Timers) -> None:
         self.fan = Fan(hub.twins, self._too_slow)
@@ -50,6 +50,8 @@ class SharedFlight(Flight):
         """As a follower: part of the answer is with its client."""
         self._end: bytes | None = None
         """As a follower: the last bytes of an answer that has ended properly."""
+        self._torn = b""
+        """As a follower: the last event of one that broke off."""
 
     @property
     def id(self) -> str:
@@ -80,6 +82,7 @@ class SharedFlight(Flight):
         self._landed()
 
     def cut(self, last: bytes) -> None:
+        self._torn = last
         self._landed()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -118,7 +121,7 @@ class SharedFlight(Flight):
         elif self._end is not None:
             client.finish(self._end)
         elif self._started:
-            client.cut(b"")
+            client.cut(self._torn)
         elif closed.refusal is not None:
             client.refuse(closed.refusal)
 
