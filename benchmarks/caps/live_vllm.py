@@ -20,6 +20,8 @@ from benchmarks.reconcile.fleet import TOKEN, start_vllm
 from wastegate import site
 from wastegate.local.models import Library
 
+MODEL = "exact"
+"""What benchmarks/reconcile lets vLLM call it."""
 CLIENTS, TOKENS, WORDS = 24, 48, 20
 PHASES: tuple[tuple[str, dict[str, object]], ...] = (
     ("fixed at 2", {"cap": 2, "policy": {"policy": "fixed"}}),
@@ -65,15 +67,20 @@ async def _follow(vllm: Contestant) -> list[Step]:
         finally:
             for client in clients:
                 client.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
+            ends = await asyncio.gather(*clients, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, RuntimeError):
+            raise end
     return steps
 
 
 async def _ask_for_ever(session: aiohttp.ClientSession, vllm: Contestant, prompts: Prompts) -> None:
     while True:
-        data = day.body(vllm.model, prompts.next(), TOKENS)
+        data = day.body(MODEL, prompts.next(), TOKENS)
         headers = {"content-type": "application/json"}
         async with session.post(vllm.url + "/v1/completions", data=data, headers=headers) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"vLLM answered {answer.status}: {await answer.text()}")
             await answer.read()
 
 
