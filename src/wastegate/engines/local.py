@@ -14,7 +14,11 @@ from wastegate.engines.signals import Rules, rule
 PREFIX = "wastegate_engine_"
 PAGES = ("/v1/models", "/admin/limits")
 OUTDATED = LOCAL
-LIVE = (("sequences that run at once, and that may wait", "PUT /admin/limits"), ("anything else", "needs a restart"))
+LIVE = (
+    ("sequences that run at once, and that may wait", "PUT /admin/limits"),
+    ("how the former follow the load", "PUT /admin/caps"),
+    ("anything else", "needs a restart"),
+)
 
 _E = PREFIX
 
