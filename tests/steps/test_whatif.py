@@ -115,6 +115,19 @@ most_tokens = 12
     assert growing.outcomes.get("refused", 0) > 0, "whom it would have taken too long is told so"
 
 
+@pytest.mark.parametrize(
+    ("lever", "said"),
+    [
+        ("streaming = { one_flight = true }", "one_flight has no effect"),
+        ('streaming = { answers = "buffered" }', "always relayed"),
+        ('routing = { policy = "simhash" }', "by its fallback, random"),
+    ],
+)
+def test_a_lever_that_changes_nothing_here_is_told(azure: str, lever: str, said: str) -> None:
+    (note,) = run(what(f"{FLEET}\n[levers]\n{lever}\n", trace=azure, calls=5)).notes
+    assert said in note
+
+
 def test_the_goal_says_which_calls_are_good(azure: str) -> None:
     assert run(what(FLEET + "\n[goal]\nttft = 0.0222\n", trace=azure)).good == pytest.approx(0.55, abs=0.05)
     assert run(what(trace=azure)).good is None

@@ -20,6 +20,7 @@ from wastegate.core.rationing import Rationing
 from wastegate.core.reuse import Reuse
 from wastegate.core.shares import Share
 from wastegate.core.world import World
+from wastegate.levers import Config as Levers
 from wastegate.levers import active
 from wastegate.load.generate import fitted, make
 from wastegate.load.rows import BLOCK_TOKENS, Row
@@ -122,6 +123,7 @@ def run(where: Where, told: Told | None = None) -> Report:
     """Raises FileError for a file, and TraceError or ValueError for traffic that cannot be used."""
     file = shaped(where.raw, where.name, where.text)
     arrivals, name, block, notes = _traffic(where, file)
+    notes += _without_effect(file.levers)
     fleet = build(file, where.name, block)
     tally = Tally(file.goal.ttft, file.goal.tpot)
     simulation = simulate(file, fleet, arrivals, _sink(tally, told))
@@ -196,6 +198,16 @@ def _traffic(where: Where, file: File) -> tuple[Iterator[Arrival], str, int | No
     if any(row.input_tokens is None and not row.skip for row in rows):
         notes.append("prompts that the trace brings as text are counted as 4 bytes a token")
     return map(partial(_arrival, model), _sent(rows)), trace.path, BLOCK_TOKENS if blocks else None, notes
+
+
+def _without_effect(levers: Levers) -> Iterator[str]:
+    """What is set and changes nothing here, since no traffic says what prompts say."""
+    if levers.streaming.one_flight:
+        yield "one_flight has no effect here: nothing tells which calls ask the same"
+    if levers.streaming.answers == "buffered":
+        yield 'answers = "buffered" has no effect here: answers are always relayed'
+    if levers.routing.policy == "simhash":
+        yield f"simhash knows no prompts here: every call goes by its fallback, {levers.routing.fallback}"
 
 
 def _sent(rows: Iterable[Planned]) -> Iterator[Planned]:
