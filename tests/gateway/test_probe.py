@@ -193,6 +193,16 @@ async def test_an_engine_that_measures_its_steps_is_asked_for_them() -> None:
     assert span.probe_seconds > 0
 
 
+async def test_a_cache_that_nobody_can_have_is_unknown() -> None:
+    async with FakeReplica() as fake, watching() as watch:
+        fake.pages["/admin/work"] = page(b'{"prefill":1,"decode":2,"kv":3,"kv_capacity_tokens":%d}' % (1 << 70))
+        watch.watch(Replica("r1", fake.url))
+        await probed(fake, "/health", 4)
+        watch.roster.close()
+    assert watch.saved[-1].work == Work(1.0, 2.0, 3.0, 0.0, "engine steps")
+    assert watch.saved[-1].kv_capacity is None
+
+
 async def test_an_engine_that_does_not_is_asked_once() -> None:
     async with FakeReplica() as fake, watching() as watch:
         watch.watch(Replica("r1", fake.url))
@@ -202,7 +212,19 @@ async def test_an_engine_that_does_not_is_asked_once() -> None:
     assert watch.saved[-1].work is None
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"prefill":"1","decode":2,"kv":3}', b'{"prefill":null}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"prefill":"1","decode":2,"kv":3}',
+        b'{"prefill":null}',
+        b'{"prefill":NaN,"decode":2,"kv":3}',
+        b'{"prefill":1%b,"decode":2,"kv":3}' % (b"0" * 400),
+        b'{"prefill":-1,"decode":2,"kv":3}',
+    ],
+    ids=["nothing", "a list", "text", "null", "not a number", "beyond all numbers", "negative"],
+)
 async def test_a_measure_that_makes_no_sense_is_none(body: bytes) -> None:
     async with FakeReplica() as fake, watching() as watch:
         fake.pages["/admin/work"] = page(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Any
 
@@ -16,6 +17,10 @@ from wastegate.gateway.roster import Roster
 from wastegate.gateway.upstream import Origin, origin_of
 
 log = logging.getLogger(__name__)
+
+
+_MOST_TOKENS = 1 << 53
+"""No cache holds as many: more is a fault, and might not fit where it is stored."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,15 +115,12 @@ class Prober:
         if status == 404:
             self._roster.unmeasurable(replica.name)
         if status == 200 and isinstance(body, dict):
-            values = [body.get(key) for key in ("prefill", "decode", "kv")]
-            if all(isinstance(value, int | float) for value in values):
-                prefill, decode, kv = (float(value) for value in values if value is not None)
-                fixed = body.get("fixed")
-                work = Work(
-                    prefill, decode, kv, float(fixed) if isinstance(fixed, int | float) else 0.0, "engine steps"
-                )
+            prefill, decode, kv = (_figure(body.get(key)) for key in ("prefill", "decode", "kv"))
+            if prefill is not None and decode is not None and kv is not None:
+                work = Work(prefill, decode, kv, _figure(body.get("fixed")) or 0.0, "engine steps")
                 capacity = body.get("kv_capacity_tokens")
-                self._roster.measured(replica.name, work, capacity if isinstance(capacity, int) else None)
+                known = isinstance(capacity, int) and 0 <= capacity <= _MOST_TOKENS
+                self._roster.measured(replica.name, work, capacity if known else None)
 
     async def _get(self, replica: Replica, path: str) -> tuple[int, Any]:
         """(status, JSON body or None); (0, None) where there was no answer."""
@@ -140,3 +142,12 @@ class Prober:
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a host that cannot be a name
             log.debug("probe of %s %s: %s", replica.name, path, error)
             return 0, None
+
+
+def _figure(value: Any) -> float | None:
+    """Seconds of work; None for what is none: a ledger that held NaN could not be read any more."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return number if 0 <= number < math.inf else None
