@@ -147,6 +147,19 @@ def test_an_output_that_has_changed_ends_the_records_not_the_engine(
     assert caplog.text.count("records nothing step by step") == 1
 
 
+def test_a_cap_that_follows_nothing_any_more_is_lifted() -> None:
+    rig = Rig()
+    rig.watch.set(Settings(cap=2, policy=CapConfig()))
+    rig.watch.freed(SimpleNamespace(request_id="x"))
+    assert rig.watch.lacks
+    assert rig.scheduler.max_num_active_reqs == rig.scheduler.max_num_running_reqs
+    assert rig.watch.status()["policy"]["policy"] == "fixed"
+    fixed = Rig()
+    fixed.watch.set(Settings(cap=2))
+    fixed.watch.freed(SimpleNamespace(request_id="x"))
+    assert fixed.scheduler.max_num_active_reqs == 2, "set by hand"
+
+
 def test_a_request_that_has_changed_ends_the_records_not_the_engine() -> None:
     rig = Rig()
     rig.watch.freed(SimpleNamespace(request_id="x"))

@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -87,6 +88,14 @@ class Watch:
                 "wastegate records nothing step by step from here on, this vLLM differs from those it knows (%s)",
                 self.lacks,
             )
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """A cap that followed the load until now would stay where it is: give the engine its own back."""
+        if self._state is not None:
+            self._policy, self._state = replace(self._policy, policy="fixed"), None
+            with suppress(Exception):  # as above
+                self.scheduler.max_num_active_reqs = self._most_cap()
 
     def _probe(self) -> None:
         """Find out at the start, not in the first request."""
