@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from wastegate.core.mirror import Mirror
+from wastegate.core.rationing import Rationing
 from wastegate.core.reuse import Reuse
 from wastegate.core.shares import Share
 from wastegate.core.world import World
@@ -15,7 +16,6 @@ from wastegate.gateway.config import Config, StartError, address, url
 from wastegate.gateway.hub import Hub
 from wastegate.gateway.keys import Keys
 from wastegate.gateway.prefix import load_seed
-from wastegate.gateway.rationing import Rationing
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.reload import Ready, prepare_first
 from wastegate.gateway.request import Gate

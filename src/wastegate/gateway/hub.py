@@ -19,11 +19,11 @@ from wastegate.core.line import QUANTUM
 from wastegate.core.lines import Lines
 from wastegate.core.mirror import Mirror
 from wastegate.core.plan import Plan, Rules
+from wastegate.core.rationing import Rationing
 from wastegate.core.simhash import simhash
 from wastegate.core.world import Result, World
 from wastegate.gateway.claims import Slots
 from wastegate.gateway.prefix import BLOCK_BYTES, blocks_of
-from wastegate.gateway.rationing import Rationing
 from wastegate.gateway.recorder import Recorder
 from wastegate.gateway.tally import Report, Tally
 from wastegate.gateway.twins import Leader, Twins
