@@ -153,7 +153,9 @@ def check(room: kinds.Engine, url: str, asked: Effective, key: str = "") -> Chec
 
 def _get(url: str, key: str) -> bytes:
     try:
-        request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+        request = urllib.request.Request(url)
+        if key:  # for this address alone, wherever it sends us on to
+            request.add_unredirected_header("authorization", f"Bearer {key}")
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             body: bytes = answer.read(_LARGEST)
             return body

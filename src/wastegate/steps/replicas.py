@@ -56,8 +56,8 @@ class GatewayError(ValueError):
 def fetch(admin: str, token: str = "") -> State:
     """``admin``: the operator's address, such as ``http://127.0.0.1:8081``. Raises GatewayError."""
     request = urllib.request.Request(f"{admin.rstrip('/')}/admin/state")
-    if token:
-        request.add_header("authorization", f"Bearer {token}")
+    if token:  # for this address alone, wherever it sends us on to
+        request.add_unredirected_header("authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             return msgspec.json.decode(answer.read(), type=State)
