@@ -1,4 +1,4 @@
-"""An entry as spans: one for the call and one an attempt, in the client's trace, with nothing said that is not known."""
+"""An entry as spans: one for the call and one an attempt, in the client's trace, nothing said that is not known."""
 
 from __future__ import annotations
 

@@ -239,3 +239,20 @@ async def test_a_measure_that_makes_no_sense_is_none(body: bytes) -> None:
 def test_a_configuration_that_makes_no_sense(members: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="above 0 seconds"):
         Config(**members)  # type: ignore[arg-type]
+
+
+async def test_a_fault_of_ours_does_not_end_a_replicas_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measure, faults = Prober._measure, [RuntimeError("broken on purpose")]
+
+    async def fails_once(prober: Prober, replica: Replica) -> None:
+        if faults:
+            raise faults.pop()
+        await measure(prober, replica)
+
+    monkeypatch.setattr(Prober, "_measure", fails_once)
+    async with FakeReplica() as fake, watching() as watch:
+        watch.watch(Replica("r1", fake.url))
+        await watch.until(lambda: watch.state.state == "ready")
+    assert "replica r1: its probe failed" in caplog.text

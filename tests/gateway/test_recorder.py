@@ -337,6 +337,24 @@ def test_a_ledger_that_cannot_be_opened_is_an_error_at_the_start(tmp_path: Path,
         opened(ledger=tmp_path / "broken.db")
 
 
+def test_a_ledger_that_cannot_be_opened_later_is_tried_again(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy_on, faults = Recorder._copy_on, [LedgerError("locked on purpose")]
+
+    def fails_once(recorder: Recorder) -> None:
+        if faults:
+            raise faults.pop()
+        copy_on(recorder)
+
+    monkeypatch.setattr("wastegate.gateway.recorder._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(Recorder, "_copy_on", fails_once)
+    recorder = opened()
+    recorder.end((entry(1),))
+    until(lambda: stored(tmp_path) == ["c-1"], "the call is in the ledger")
+    assert "cannot be opened" in caplog.text
+
+
 # ---- through the gateway
 
 

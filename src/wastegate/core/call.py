@@ -21,7 +21,7 @@ class Divergence(Struct, frozen=True, gc=False):
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """An answer that is at hand before anything is decided: somebody asked exactly this ``age`` seconds before ``at``."""
+    """An answer that is at hand before anything is decided: somebody asked just this ``age`` seconds before ``at``."""
 
     call: str
     """The id of the call that it was made for."""

@@ -73,11 +73,16 @@ class Prober:
         named = False
         while True:
             started = time.monotonic()
-            well = await self._well(replica)
+            try:
+                well = await self._well(replica)
+                if well:
+                    failures = 0
+                    named = named or await self._name(replica)
+                    await self._measure(replica)
+            except Exception:  # an odd answer of one replica must not end its watch for good
+                log.exception("replica %s: its probe failed", replica.name)
+                well = False
             if well:
-                failures = 0
-                named = named or await self._name(replica)
-                await self._measure(replica)
                 self._roster.probed(replica.name, time.monotonic() - started)
                 if named or replica.models:
                     self._roster.state(replica.name, "ready")

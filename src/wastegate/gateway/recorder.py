@@ -184,6 +184,14 @@ class Recorder:
         log.error("%d lines of the journal %s make no sense; it is kept, renamed to end in .damaged", lines, segment)
 
     def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._copy_on()
+            except Exception:  # the file cannot be opened: the journal keeps the calls until it can
+                log.exception("the ledger cannot be opened; the journal keeps the calls")
+                self._due.wait(_RETRY_SECONDS)
+
+    def _copy_on(self) -> None:
         with Ledger(self._ledger_path) as ledger:
             while not self._stopping:
                 self._due.wait(_BATCH_SECONDS)

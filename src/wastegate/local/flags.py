@@ -19,7 +19,7 @@ examples:
 while it runs:
   curl localhost:8001/admin/limits                              what may run and wait
   curl -X PUT localhost:8001/admin/limits -d '{"cap": 16}'      change it
-  curl -X PUT localhost:8001/admin/caps -d '{"policy": "cost_aware"}'  let the cap follow the load (GET: why it is so)
+  curl -X PUT localhost:8001/admin/caps -d '{"policy": "cost_aware"}'  let the cap follow the load
   curl localhost:8001/admin/work                                what its steps cost, measured
 """
 
