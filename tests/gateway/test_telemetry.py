@@ -88,6 +88,10 @@ async def test_a_call_through_the_gateway_is_a_span_in_its_clients_trace(tmp_pat
             assert answer.status == 200
             (ended,) = await gateway.closed(1)
             call, attempt = await collector.spans(2)
+            # Before the end, which blocks the loop that this collector runs in.
+            duration = "gen_ai.client.inference.duration"
+            await gateway.until(lambda: bool(collector.totals) and duration in collector.metrics(), "metrics came too")
+            (point,) = collector.metrics()[duration].histogram.data_points
         told = values(call.attributes)
         assert (call.trace_id.hex(), call.parent_span_id.hex(), call.name) == (TRACE, PARENT, "chat fake")
         assert attempt.parent_span_id == call.span_id
@@ -99,7 +103,6 @@ async def test_a_call_through_the_gateway_is_a_span_in_its_clients_trace(tmp_pat
         assert all("secret prompt" not in str(request) for request in (*collector.traces, *collector.totals))
         assert "wastegate.tenant" not in told
         assert {headers["x-scope"] for headers in collector.headers} == {"mine"}
-        (point,) = collector.metrics()["gen_ai.client.inference.duration"].histogram.data_points
         assert point.count == 1
 
 
