@@ -414,3 +414,10 @@ def test_it_is_always_within_its_bounds(seen: list[Signals], cap: int, policy: P
         state = decide(one, state, config)
         assert config.min <= state.cap <= config.max
         assert len(state.recent) <= 4 * ENOUGH
+
+
+@pytest.mark.parametrize(("most", "bounds"), [(None, (4, 32)), (64, (4, 32)), (32, (4, 32)), (8, (4, 8)), (2, (2, 2))])
+def test_a_replicas_own_cap_bounds_what_it_ever_gets(most: int | None, bounds: tuple[int, int]) -> None:
+    config = CapConfig(min=4, max=32, grow=2.0).within(most)
+    assert (config.min, config.max) == bounds
+    assert config.grow == 2.0

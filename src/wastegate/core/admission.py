@@ -73,6 +73,12 @@ class CapConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def bounded(self, cap: int) -> int:
         return max(self.min, min(self.max, cap))
 
+    def within(self, most: int | None) -> CapConfig:
+        """The same for a replica with a cap of its own: that is the most that it ever gets."""
+        if most is None or most >= self.max:
+            return self
+        return replace(self, min=min(self.min, most), max=most)
+
 
 class Signals(Struct, frozen=True):
     """What an engine, or a replica as its gateway sees it, did since the last decision. None: nobody can tell."""

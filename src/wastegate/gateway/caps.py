@@ -7,9 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
-from wastegate.core.admission import CapConfig, CapState, Signals, decide
+from wastegate.core.admission import CapState, Signals, decide
 from wastegate.core.widths import ENOUGH
 from wastegate.core.world import World
 from wastegate.engines.readback import Seen
@@ -99,7 +97,7 @@ class Caps:
         moved = False
         for name, engine in present.items():
             most = self._world.own_cap(name)
-            config = _within(self._config.caps, most)
+            config = self._config.caps.within(most)
             known = self._known.get(name)
             if known is None:
                 known = _Replica(config.bounded(self._config.start))
@@ -135,10 +133,3 @@ class Caps:
         known.preemptions = preempted
         kv = told.kv_usage if told is not None and engine in _LIVE_KV else None
         return Signals(now, running, report.waiting, samples, max(0, round(more)), kv)
-
-
-def _within(caps: CapConfig, most: int | None) -> CapConfig:
-    """A replica's own cap is the most that it ever gets."""
-    if most is None or most >= caps.max:
-        return caps
-    return replace(caps, min=min(caps.min, most), max=most)

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from asyncio import Task
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -59,7 +61,6 @@ class EarlyStopError(RuntimeError):
 async def watched(replay: Replay, console: Console | None) -> Replayed:
     """Run to the end. The first SIGINT or SIGTERM stops sending, the second also aborts what is in flight; the
     report of what ran comes back either way. Raises EarlyStopError if nothing ran yet."""
-    loop = asyncio.get_running_loop()
     display = asyncio.create_task(show(replay.progress, console)) if console is not None else None
     work = asyncio.create_task(replay.go())
 
@@ -69,13 +70,20 @@ async def watched(replay: Replay, console: Console | None) -> Replayed:
         else:
             work.cancel()
 
+    if not await attend(work, display, asked):
+        raise EarlyStopError("interrupted before the first row was sent")
+    return work.result()
+
+
+async def attend(work: Task[Any], display: Task[None] | None, asked: Callable[[], None]) -> bool:
+    """Let work run to its end, ``asked`` being called at each SIGINT and SIGTERM; both tasks have ended afterwards.
+    False where the work was cancelled."""
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked)
     try:
         await asyncio.wait((work,))
-        if work.cancelled():
-            raise EarlyStopError("interrupted before the first row was sent")
-        return work.result()
+        return not work.cancelled()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from wastegate.load.host import Rule
 from wastegate.load.openloop import Stop
 from wastegate.load.paired import Progress
 from wastegate.load.paired_view import show
+from wastegate.load.session import attend
 from wastegate.load.sweep import Config, Price, Report, sweep
 from wastegate.load.sweep_arm import Asked, Shape, Slo
 from wastegate.load.sweep_target import Spec, parse_target
@@ -172,7 +172,7 @@ def key_from(flags: Namespace, environment: Mapping[str, str]) -> str:
 async def watched(config: Config, console: Console | None, api_key: str = "") -> Report:
     """Run to the end, or to the end of the turn under way once SIGINT or SIGTERM came; a second one ends it at once
     (KeyboardInterrupt). Raises EngineError, PairedError."""
-    loop, stop, progress = asyncio.get_running_loop(), Stop(), Progress()
+    stop, progress = Stop(), Progress()
     with tempfile.TemporaryDirectory(prefix="wastegate-bench-") as logs:
         display = asyncio.create_task(show(progress, console)) if console is not None else None
         work = asyncio.create_task(sweep(config, Path(logs), progress, stop, api_key))
@@ -183,20 +183,9 @@ async def watched(config: Config, console: Console | None, api_key: str = "") ->
             else:
                 work.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked)
-        try:
-            await asyncio.wait((work,))
-            if work.cancelled():
-                raise KeyboardInterrupt
-            return work.result()
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-            tasks = [task for task in (display, work) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        if not await attend(work, display, asked):
+            raise KeyboardInterrupt
+        return work.result()
 
 
 def save(report: Report, flags: Namespace) -> None:

@@ -3,8 +3,6 @@ in ``core.admission``."""
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from wastegate.core.admission import CapConfig, CapState, Signals, decide
 from wastegate.core.effects import Closed
 from wastegate.core.widths import ENOUGH
@@ -35,7 +33,7 @@ class Caps:
     def start(self, simulation: Simulation, at: float) -> None:
         """Caps begin as configured, and tick from ``at`` on as long as anything is to happen."""
         for state in simulation.world.states:
-            config = _within(self._config, state.replica.cap)
+            config = self._config.within(state.replica.cap)
             known = self._known[state.replica.name] = _Replica(config.bounded(self._start))
             simulation.world.set_cap(state.replica.name, known.state.cap)
         simulation.every(TICK_SECONDS, at, lambda now: self._tick(simulation, now))
@@ -52,7 +50,7 @@ class Caps:
     def _tick(self, simulation: Simulation, now: float) -> None:
         waiting, moved = len(simulation.lines), False
         for name, known in self._known.items():
-            config = _within(self._config, simulation.world.own_cap(name))
+            config = self._config.within(simulation.world.own_cap(name))
             before = known.state.cap
             known.state = decide(self._signals(simulation, name, known, waiting, now), known.state, config)
             if known.state.cap != before:
@@ -73,10 +71,3 @@ class Caps:
         bound = machine.settings.kv_tokens
         kv = min(1.0, work.held / bound) if bound < UNBOUNDED else None
         return Signals(now, running, waiting, samples, max(0, preempted), kv)
-
-
-def _within(caps: CapConfig, most: int | None) -> CapConfig:
-    """A replica's own cap is the most that it ever gets."""
-    if most is None or most >= caps.max:
-        return caps
-    return replace(caps, min=min(caps.min, most), max=most)
